@@ -1,0 +1,88 @@
+"""Settings of the serving roles: the gateway process and our parts inside each engine process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from wire.config import Config
+
+
+class CaptureSettings(Config):
+    """`[capture]`: what leaves the engine for the learner."""
+
+    enabled: bool = True
+    """Off: hidden rows are never copied, whatever the rate."""
+    rate: float = Field(1.0, ge=0.0, le=1.0)
+    """Share of requests captured, chosen by a hash of the request id; adjustable at run time."""
+    max_queued_steps: int = Field(256, ge=1)
+    """Steps waiting in the engine for the channel; newer ones are dropped and counted."""
+    max_queued_messages: int = Field(64, ge=1)
+    """ZMQ high-water mark, messages."""
+
+
+class EngineEndpoint(Config):
+    """How the gateway reaches one engine."""
+
+    id: str
+    url: str
+    """Base URL of the private HTTP port."""
+    events_endpoint: str
+    """ZMQ address the engine's PUB socket is bound to."""
+
+
+class CanarySettings(Config):
+    """`[canary]`: the watch over live AL after a commit."""
+
+    min_verify_steps: int = Field(200, ge=1)
+    """Verify steps of the new draft before a verdict."""
+    max_relative_drop: float = Field(0.10, gt=0.0, lt=1.0)
+    """Live AL may fall short of the previous draft's by this share of it, per domain mix; more rolls back."""
+    deadline_s: float = Field(600.0, gt=0.0)
+    """Without enough traffic by then the draft stays and the canary ends undecided."""
+
+
+class AdmissionSettings(Config):
+    """`[admission]`: bounds of the gateway's queue; over them the client gets 429 or 503 with Retry-After."""
+
+    max_in_flight: int = Field(256, ge=1)
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+
+
+class GatewaySettings(Config):
+    """`[gateway]`: the public and the admin port."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(8001, ge=0, le=65535)
+    max_label_values: int = Field(64, ge=1)
+    """Distinct tenants and domains kept as metric labels; further ones count as `other`."""
+    swap_deadline_s: float = Field(60.0, gt=0.0)
+    """For staging and committing a draft on all engines."""
+
+
+class GatewayConfig(Config):
+    """Resolved configuration of the gateway role."""
+
+    gateway: GatewaySettings
+    admission: AdmissionSettings
+    canary: CanarySettings
+    engines: tuple[EngineEndpoint, ...] = Field(min_length=1)
+    state_dir: Path
+
+
+class EnginePartsConfig(Config):
+    """Resolved configuration of our parts inside one engine process (read from $PACELINE_ENGINE_CONFIG)."""
+
+    engine_id: str
+    state_dir: Path
+    target_dir: Path
+    draft_vocab_size: int
+    aux_layer_ids: tuple[int, ...] | None
+    capture: CaptureSettings
+    capture_endpoint: str
+    """ZMQ address the learner's PULL socket is bound to."""
+    events_endpoint: str
+    """ZMQ address this engine's PUB socket binds to."""

@@ -1,0 +1,110 @@
+"""A draft artifact: an immutable directory `{model.safetensors, config.json, manifest.json}`, the manifest written last.
+
+This module owns the directory's shape and integrity. It does not know what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from wire.errors import ArtifactError
+from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256, fsync_directory
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+MANIFEST_FILE = "manifest.json"
+
+
+class GateReport(Struct, frozen=True, kw_only=True):
+    """Why a candidate was (not) published: simulated AL on requests it never trained on."""
+
+    accepted: bool
+    reason: str
+    candidate_al: float
+    incumbent_al: float
+    gain_low: float
+    """Lower end of the paired bootstrap interval of candidate minus incumbent."""
+    gain_high: float
+    num_requests: int
+    worst_anchor_domain: str | None = None
+    worst_anchor_change: float = 0.0
+
+
+class TrainingReport(Struct, frozen=True, kw_only=True):
+    """Provenance of a candidate's weights."""
+
+    num_steps: int
+    num_tokens_seen: int
+    """Token visits, repeats counted."""
+    num_tokens_distinct: int
+    loss: float
+    seed: int
+
+
+class DraftManifest(Struct, frozen=True, kw_only=True, tag="draft_manifest"):
+    """What an artifact is. `sha256` covers every other file of the directory."""
+
+    schema_version: int
+    version: int
+    parent: int | None
+    origin: str
+    """`random`, `imported` or `learned`."""
+    spec: CaptureSpec
+    d2t_sha256: str
+    """Of the draft-to-target vocabulary map's raw int64 bytes."""
+    created_at_s: float
+    sha256: dict[str, str]
+    training: TrainingReport | None = None
+    gate: GateReport | None = None
+
+
+def write_manifest(directory: Path, manifest: DraftManifest) -> None:
+    """Write the manifest durably, as the last file of `directory`."""
+    path = directory / MANIFEST_FILE
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    fsync_directory(directory)
+
+
+def read_manifest(directory: Path) -> DraftManifest:
+    """The manifest, without looking at the other files; raises ArtifactError."""
+    path = directory / MANIFEST_FILE
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=DraftManifest)
+    except FileNotFoundError:
+        raise ArtifactError(f"draft {directory.name} does not exist or was never finished: no {MANIFEST_FILE}") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"draft {directory.name}: unreadable {MANIFEST_FILE}: {error}") from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"draft {directory.name} has schema {manifest.schema_version}, this release reads {SCHEMA_VERSION}; publish it anew"
+        )
+    return manifest
+
+
+def verify_artifact(directory: Path) -> DraftManifest:
+    """The manifest, after every file's checksum was recomputed; raises ArtifactError naming the file that is wrong."""
+    manifest = read_manifest(directory)
+    if str(manifest.version) != directory.name:
+        raise ArtifactError(f"draft {directory.name}: its manifest says version {manifest.version}; the directory was renamed")
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        if name not in manifest.sha256:
+            raise ArtifactError(f"draft {directory.name}: its manifest has no checksum for {name}")
+    for name, expected in manifest.sha256.items():
+        if name != Path(name).name:
+            raise ArtifactError(f"draft {directory.name}: its manifest names {name!r}, which is not a plain file name")
+        try:
+            actual = file_sha256(directory / name)
+        except OSError as error:
+            raise ArtifactError(f"draft {directory.name}: cannot read {name}: {error}") from error
+        if actual != expected:
+            raise ArtifactError(f"draft {directory.name}: checksum of {name} is {actual[:12]}…, manifest says {expected[:12]}…")
+    return manifest

@@ -1,0 +1,83 @@
+"""Configuration: frozen pydantic models, TOML written by people, resolved JSON read by roles.
+
+TOML files are merged left to right (tables deeply, lists replaced), then `--set a.b=value` overrides apply.
+The launcher writes one resolved JSON per role; a role reads only that.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from wire.errors import ConfigError
+
+
+class Config(BaseModel):
+    """Base of every configuration class: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def build(cls, data: Mapping[str, Any], *, source: str) -> Self:
+        """Validate `data`; raises ConfigError naming `source`, each bad key and its value."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = [f"{source} is not a valid {cls.__name__}:"]
+            for problem in error.errors():
+                key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+                lines.append(f"  {key}: {problem['msg']} (got {problem['input']!r})")
+            raise ConfigError("\n".join(lines)) from None
+
+    @classmethod
+    def read_json(cls, path: Path) -> Self:
+        """Read the resolved JSON of a role; raises ConfigError."""
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}; run `paceline plan` to write it anew") from error
+        return cls.build(data, source=str(path))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge of two tables: sub-tables merge, everything else (lists too) is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`a.b=value` as a nested table. `value` is TOML where it parses as TOML, else a plain string."""
+    key, equals, raw = text.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise ConfigError(f"--set takes key.path=value, got {text!r}")
+    try:
+        value: Any = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    for part in reversed(parts):
+        value = {part: value}
+    return dict(value)
+
+
+def load_tables(paths: Sequence[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The merged tables of TOML files and `--set` overrides; raises ConfigError."""
+    tables: dict[str, Any] = {}
+    for path in paths:
+        try:
+            tables = merge(tables, tomllib.loads(path.read_text()))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for text in overrides:
+        tables = merge(tables, parse_override(text))
+    return tables

@@ -1,0 +1,137 @@
+"""The capture channel and the event channel: what an engine tells about its steps.
+
+Capture (engine -> learner, ZMQ PUSH/PULL): [CaptureStep as msgpack, one raw frame per tensor].
+Events (engine -> anyone, ZMQ PUB/SUB): [topic, msgpack], topic `step` carries CaptureStep without tensors,
+topic `stats` carries EngineStats once a second.
+"""
+
+from __future__ import annotations
+
+from msgspec import DecodeError, Struct, ValidationError, msgpack
+
+from wire.errors import SchemaMismatch, WireError
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+TOPIC_STEP = b"step"
+TOPIC_STATS = b"stats"
+
+
+class TensorFrame(Struct, frozen=True):
+    """Describes one raw frame: row-major, little-endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class CaptureSpan(Struct, frozen=True, kw_only=True):
+    """The rows of one request in one engine step: a prompt chunk, or one verify step.
+
+    A verify step has rows [last emitted token, proposal 1 .. proposal K]. Row i holds the hidden state from which the
+    target predicts the token at `first_position + i + 1`. Rows 0..num_accepted lie on the emitted text; later rows are
+    conditioned on a rejected token.
+    """
+
+    request_id: str
+    tenant: str
+    domain: str
+    temperature: float
+    first_position: int
+    """Position of the first row's token in the request, prompt included."""
+    token_ids: list[int]
+    """Input tokens, one a row."""
+    num_proposed: int
+    """How many of the last rows are proposals of the draft; 0 in a prompt chunk."""
+    num_accepted: int
+    """How many of them verification accepted; a prefix."""
+    emitted_ids: list[int]
+    """Accepted tokens and the target's own next one; empty while a prompt is still being prefilled."""
+    draft_version: int
+    """Of the draft that made the proposals (it may be older than the active one right after a commit)."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_valid_rows(self) -> int:
+        """Rows that lie on the emitted text."""
+        return self.num_rows - self.num_proposed + self.num_accepted
+
+
+class CaptureStep(Struct, frozen=True, kw_only=True, tag="capture_step"):
+    """engine -> learner: the sampled requests of one engine step.
+
+    Tensors, rows concatenated in span order: aux [rows, num_aux * hidden_size], hidden [rows, hidden_size] (after the
+    final norm), both of `spec.dtype`. Absent on the event channel.
+    """
+
+    schema_version: int
+    spec: CaptureSpec
+    engine_id: str
+    engine_epoch: str
+    """Changes when the engine restarts."""
+    step: int
+    target_version: int
+    captured_at_s: float
+    """Unix time."""
+    spans: list[CaptureSpan]
+    finished_ids: list[str]
+    """Requests that ended since the last message, however they ended."""
+    tensors: list[TensorFrame]
+
+
+class AcceptanceCount(Struct, frozen=True, kw_only=True):
+    """Cumulative acceptance of one draft version on one tenant and domain, every request counted, sampled or not."""
+
+    draft_version: int
+    tenant: str
+    domain: str
+    num_verify_steps: int
+    """Verify steps with at least one proposal."""
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+
+    @property
+    def acceptance_length(self) -> float:
+        """AL: tokens emitted per verify step; 1.0 when nothing is accepted or nothing was measured."""
+        return 1.0 + sum(self.accepted_per_position) / self.num_verify_steps if self.num_verify_steps else 1.0
+
+
+class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
+    """engine -> gateway and anyone, once a second: cumulative counters since the engine's start."""
+
+    schema_version: int
+    engine_id: str
+    engine_epoch: str
+    sent_at_s: float
+    draft_version: int
+    target_version: int
+    capture_rate: float
+    acceptance: list[AcceptanceCount]
+    num_captured_rows: int
+    num_dropped_rows: dict[str, int]
+    """By reason: `queue_full`, `no_learner`."""
+
+
+Event = CaptureStep | EngineStats
+
+_encoder = msgpack.Encoder()
+_decoder = msgpack.Decoder(Event)
+
+
+def encode(message: Event) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes | memoryview) -> Event:
+    """Decode one message; raises WireError where it is garbage, SchemaMismatch where it is of another schema."""
+    try:
+        message = _decoder.decode(payload)
+    except (DecodeError, ValidationError, UnicodeDecodeError) as error:
+        raise WireError(f"undecodable message of {len(payload)} bytes: {error}") from error
+    if message.schema_version != SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"{message.engine_id} speaks schema {message.schema_version}, this process {SCHEMA_VERSION}; run the same release everywhere"
+        )
+    return message

@@ -1,0 +1,111 @@
+"""DraftStore: the directory of draft artifacts, `<state>/drafts/<version>/`, and two pointers, `active` and `floor`.
+
+Pointers are symbolic links replaced by rename, so a reader sees the old or the new version, never neither. The engine
+starts from `active`; the floor is the static draft that is kept whatever the learner does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from wire.artifact import MANIFEST_FILE, DraftManifest, read_manifest, verify_artifact
+from wire.errors import ArtifactError
+from wire.spec import fsync_directory
+
+_STAGING_PREFIX = ".staging-"
+
+
+class DraftStore:
+    """Artifacts by version. Safe for one writer (the learner) beside one pointer owner (the gateway) and any readers."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.root = state_dir / "drafts"
+
+    @property
+    def active_link(self) -> Path:
+        """The path an engine loads its draft from."""
+        return self.root / "active"
+
+    def directory(self, version: int) -> Path:
+        """Where a version lives. Only a non-negative int names one: no path can be smuggled in."""
+        if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+            raise ArtifactError(f"a draft version is a non-negative integer, got {version!r}")
+        return self.root / str(version)
+
+    def versions(self) -> list[int]:
+        """Finished versions, ascending."""
+        if not self.root.is_dir():
+            return []
+        names = (path.name for path in self.root.iterdir() if path.name.isdecimal() and (path / MANIFEST_FILE).is_file())
+        return sorted(int(name) for name in names)
+
+    def manifest(self, version: int) -> DraftManifest:
+        return read_manifest(self.directory(version))
+
+    def verify(self, version: int) -> DraftManifest:
+        return verify_artifact(self.directory(version))
+
+    def active(self) -> int | None:
+        return self._read_pointer("active")
+
+    def floor(self) -> int | None:
+        return self._read_pointer("floor")
+
+    def set_active(self, version: int) -> None:
+        self._write_pointer("active", version)
+
+    def set_floor(self, version: int) -> None:
+        self._write_pointer("floor", version)
+
+    def publish(self, fill: Callable[[Path, int], None]) -> int:
+        """Make the next version: `fill(directory, version)` writes all files, the manifest last; then one rename.
+
+        Raises what `fill` raises, and OSError on a full disk; nothing is visible then.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
+        try:
+            existing = [int(path.name) for path in self.root.iterdir() if path.name.isdecimal()]
+            version = max(existing, default=-1) + 1
+            fill(staging, version)
+            staging.chmod(0o755)
+            staging.rename(self.directory(version))
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        fsync_directory(self.root)
+        return version
+
+    def prune(self, keep: int) -> list[int]:
+        """Remove all but the newest `keep` versions, never the active one, its parent or the floor; returns what went."""
+        versions = self.versions()
+        kept: set[int | None] = {self.active(), self.floor(), *versions[-keep:]}
+        active = self.active()
+        if active is not None and active in versions:
+            kept.add(self.manifest(active).parent)
+        removed = [version for version in versions if version not in kept]
+        for version in removed:
+            shutil.rmtree(self.directory(version), ignore_errors=True)
+        for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return removed
+
+    def _read_pointer(self, name: str) -> int | None:
+        try:
+            target = os.readlink(self.root / name)
+        except OSError:
+            return None
+        return int(target) if target.isdecimal() else None
+
+    def _write_pointer(self, name: str, version: int) -> None:
+        if not (self.directory(version) / MANIFEST_FILE).is_file():
+            raise ArtifactError(f"draft {version} does not exist; `paceline draft list` shows what does")
+        temporary = self.root / f".{name}-{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(str(version))
+        temporary.rename(self.root / name)
+        fsync_directory(self.root)
