@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from wire.artifact import GateReport
+from wire.artifact import DraftManifest, GateReport
 from wire.spec import CaptureSpec
 
 
@@ -124,3 +124,137 @@ class LearnerOrders(Struct, frozen=True, kw_only=True):
 
     paused: bool
     active_version: int
+
+
+class EngineView(Struct, frozen=True, kw_only=True):
+    """One engine as the gateway sees it."""
+
+    id: str
+    ready: bool
+    reason: str
+    """Why it is not ready, or what is odd about it; empty when all is well."""
+    engine_epoch: str
+    draft_version: int | None
+    target_version: int | None
+    parts: list[str]
+    """Parts every worker has loaded."""
+    num_speculative_tokens: int
+    depth: int
+    num_in_flight: int
+
+
+class CanaryView(Struct, frozen=True, kw_only=True):
+    """The watch over live AL after a commit."""
+
+    state: str
+    """`idle`, `watching`, `passed`, `rolled_back`, `undecided` or `superseded`."""
+    version: int | None = None
+    baseline_version: int | None = None
+    num_verify_steps: int = 0
+    acceptance_length: float | None = None
+    baseline_acceptance_length: float | None = None
+    """Of the baseline version, weighted by the new version's domain mix."""
+    reason: str = ""
+
+
+class SwapReport(Struct, frozen=True, kw_only=True):
+    """One attempt to change the active draft, and what came of it. Also the answer to activate and rollback."""
+
+    version: int
+    previous: int | None
+    trigger: str
+    """`activate`, `rollback` (an operator's) or `canary`."""
+    outcome: str
+    """`committed`, `unchanged`, `refused` (nothing was committed) or `reverted` (committed somewhere, then taken back)."""
+    reason: str
+    forced: bool
+    started_at_s: float
+    duration_ms: float
+    persisted: bool = True
+    """False: the engines serve it, but the pointer on disk could not be written."""
+    commits: dict[str, CommitReport] = {}
+    """By engine id."""
+
+
+class LearnerView(Struct, frozen=True, kw_only=True):
+    """What the learner last said, and how long ago."""
+
+    alive: bool
+    paused: bool
+    age_s: float | None
+    report: LearnerReport | None
+
+
+class CaptureView(Struct, frozen=True, kw_only=True):
+    """Capture over all engines since the gateway started."""
+
+    rate: float | None
+    num_captured_rows: int
+    num_dropped_rows: dict[str, int]
+
+
+class AcceptanceView(Struct, frozen=True, kw_only=True):
+    """Recent live acceptance of one draft version over all engines, tenants and domains."""
+
+    draft_version: int
+    acceptance_length: float
+    per_position: list[float]
+    """Accepted share of the proposals at each position."""
+    num_verify_steps: int
+
+
+class TrafficView(Struct, frozen=True, kw_only=True):
+    """Requests since the gateway started."""
+
+    num_in_flight: int
+    num_served: int
+    num_failed: int
+    """Ended by a fault of an engine or of ours."""
+    num_refused: int
+    """Answered 4xx, admission included."""
+    num_disconnected: int
+    num_verified_tokens: int
+    """Tokens emitted by verify steps, as the engines count them."""
+
+
+class AdminStatus(Struct, frozen=True, kw_only=True):
+    """gateway -> operator and terminal view: GET /admin/status."""
+
+    schema_version: int
+    ready: bool
+    reason: str
+    uptime_s: float
+    active_version: int | None
+    previous_version: int | None
+    floor_version: int | None
+    rolled_back_versions: list[int]
+    """Refused without force."""
+    engines: list[EngineView]
+    canary: CanaryView
+    swaps: list[SwapReport]
+    """Newest last."""
+    learner: LearnerView
+    capture: CaptureView
+    acceptance: AcceptanceView | None
+    """Of the active version; absent until something is measured."""
+    traffic: TrafficView
+
+
+class DraftEntry(Struct, frozen=True, kw_only=True):
+    """One draft of the store, as the admin API lists it."""
+
+    version: int
+    marks: list[str]
+    """Any of `active`, `previous`, `floor`, `rolled_back`, `unreadable`."""
+    reason: str = ""
+    """Why it was rolled back or cannot be read."""
+    manifest: DraftManifest | None = None
+
+
+class DraftList(Struct, frozen=True, kw_only=True):
+    """gateway -> operator: GET /admin/drafts."""
+
+    active_version: int | None
+    previous_version: int | None
+    floor_version: int | None
+    drafts: list[DraftEntry]
