@@ -111,7 +111,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
     acceptance: list[AcceptanceCount]
     num_captured_rows: int
     num_dropped_rows: dict[str, int]
-    """By reason: `queue_full`, `no_learner`."""
+    """By reason: `queue_full`, `channel_full`, `no_learner`."""
 
 
 Event = CaptureStep | EngineStats

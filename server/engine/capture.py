@@ -1,0 +1,244 @@
+"""Capture: shadows one model runner's `execute_model` and `sample_tokens`, counts acceptance, and copies sampled rows.
+
+The runner's instance is shadowed, not its class: it holds for every executor and both runners. Between `execute_model`
+and `sample_tokens` the step's hidden rows, proposals and request ids are all there; after `sample_tokens` the verdict is.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from server.config import EnginePartsConfig
+from server.engine import runner_v1, runner_v2
+from server.engine.acceptance import AcceptanceCounter
+from server.engine.channel import CaptureChannel, CapturedStep, describe
+from server.engine.mends import shielded_generators
+from server.engine.requests import RequestBook, RequestInfo, is_selected
+from server.engine.step_view import StepView
+from wire.messages import CaptureSpan, CaptureStep, EngineStats
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+
+class HostRows:
+    """Selected rows on their way to host memory; `get` waits for them.
+
+    Cloned on the computing stream: the runner reuses its buffers at the next step, and CUDA graphs replay into them.
+    """
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensors[0].is_cuda:
+            tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        self._tensors = tensors
+
+    def get(self) -> tuple[torch.Tensor, ...]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors
+
+
+class PendingSpan(NamedTuple):
+    """One request of the step in flight, as known before the verdict."""
+
+    row: int
+    info: RequestInfo
+    first_position: int
+    num_rows: int
+    num_proposed: int
+    proposer: int
+    is_captured: bool
+
+
+class PendingStep(NamedTuple):
+    spans: list[PendingSpan]
+    rows: HostRows | None
+    """Token ids [rows], aux [rows, A * D] and hidden [rows, D] of the captured spans, in order."""
+    finished_ids: list[str]
+    target_version: int
+
+
+class Capture:
+    """The capture part of one worker. `versions` tells (draft, target) where weights change: the weight engine."""
+
+    def __init__(
+        self,
+        runner: Any,
+        config: EnginePartsConfig,
+        spec: CaptureSpec,
+        max_depth: int,
+        versions: Callable[[], tuple[int, int]],
+        *,
+        publishes: bool,
+    ) -> None:
+        self._runner = runner
+        self._config = config
+        self._spec = spec
+        self._versions = versions
+        self._adapter = next(adapter for adapter in (runner_v1, runner_v2) if adapter.is_runner(runner))
+        self._requests = RequestBook()
+        self._acceptance = AcceptanceCounter(max_depth)
+        self._step = 0
+        self.epoch = uuid.uuid4().hex[:12]
+        self.rate = config.capture.rate if config.capture.enabled else 0.0
+        # One tensor-parallel rank publishes: hidden rows are the same on all of them.
+        self._channel = CaptureChannel(config, self._stats) if publishes else None
+        self._execute_model = runner.execute_model
+        self._sample_tokens = runner.sample_tokens
+        runner.execute_model = self._shadow_execute_model
+        runner.sample_tokens = self._shadow_sample_tokens
+
+    @property
+    def runner_name(self) -> str:
+        return str(self._adapter.NAME)
+
+    def set_rate(self, rate: float) -> None:
+        self.rate = rate if self._config.capture.enabled else 0.0
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _shadow_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._requests.note(scheduler_output)
+        return self._execute_model(scheduler_output, *args, **kwargs)
+
+    def _shadow_sample_tokens(self, grammar_output: Any) -> Any:
+        view = self._adapter.step_view(self._runner)
+        pending = self._before(view) if view is not None else None
+        with shielded_generators(self._runner) if self._adapter is runner_v1 else nullcontext():
+            output = self._sample_tokens(grammar_output)
+        if view is None or pending is None:
+            return output
+        draft_version, _ = self._versions()
+        for request_id in view.request_ids:
+            self._requests.proposer[request_id] = draft_version
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _CapturedOutput(output, lambda sampled: self._after(pending, sampled))
+        self._after(pending, output.sampled_token_ids)
+        return output
+
+    def _before(self, view: StepView) -> PendingStep:
+        draft_version, target_version = self._versions()
+        spans: list[PendingSpan] = []
+        selected: list[slice] = []
+        start = 0
+        for index, request_id in enumerate(view.request_ids):
+            num_rows = view.num_rows[index]
+            info = self._requests.get(request_id)
+            if info is not None:
+                is_captured = self._channel is not None and info.allows_capture and is_selected(info.base_id, self.rate)
+                proposer = self._requests.proposer.get(request_id, draft_version)
+                spans.append(
+                    PendingSpan(
+                        index, info, view.first_positions[index], num_rows, view.num_proposed[index], proposer, is_captured
+                    )
+                )
+                if is_captured:
+                    selected.append(slice(start, start + num_rows))
+            start += num_rows
+        rows = _copy_rows(view, selected) if selected else None
+        return PendingStep(spans, rows, self._requests.take_finished(), target_version)
+
+    def _after(self, pending: PendingStep, sampled: list[list[int]]) -> None:
+        """Count the verdict and hand the captured spans over. Under async scheduling this is the output thread."""
+        for span in pending.spans:
+            if span.num_proposed:
+                num_accepted = max(len(sampled[span.row]) - 1, 0)
+                self._acceptance.add(span.proposer, span.info.tenant, span.info.domain, span.num_proposed, num_accepted)
+        if self._channel is None or (pending.rows is None and not (pending.finished_ids and self.rate > 0.0)):
+            return
+        self._step += 1
+        self._channel.offer(self._captured_step(pending, sampled))
+
+    def _captured_step(self, pending: PendingStep, sampled: list[list[int]]) -> CapturedStep:
+        token_ids: list[int] = []
+        tensors = self._no_rows()
+        if pending.rows is not None:
+            token_ids_R, *hidden_rows = pending.rows.get()
+            token_ids, tensors = token_ids_R.tolist(), tuple(hidden_rows)
+        spans, start = [], 0
+        for span in pending.spans:
+            if span.is_captured:
+                spans.append(_capture_span(span, token_ids[start : start + span.num_rows], list(sampled[span.row])))
+                start += span.num_rows
+        message = CaptureStep(
+            schema_version=SCHEMA_VERSION,
+            spec=self._spec,
+            engine_id=self._config.engine_id,
+            engine_epoch=self.epoch,
+            step=self._step,
+            target_version=pending.target_version,
+            captured_at_s=time.time(),
+            spans=spans,
+            finished_ids=pending.finished_ids,
+            tensors=describe(tensors),
+        )
+        return CapturedStep(message, tensors)
+
+    def _no_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = getattr(torch, self._spec.dtype)
+        width = self._spec.hidden_size
+        return torch.empty(0, len(self._spec.aux_layer_ids) * width, dtype=dtype), torch.empty(0, width, dtype=dtype)
+
+    def _stats(self) -> EngineStats:
+        assert self._channel is not None
+        draft_version, target_version = self._versions()
+        return EngineStats(
+            schema_version=SCHEMA_VERSION,
+            engine_id=self._config.engine_id,
+            engine_epoch=self.epoch,
+            sent_at_s=time.time(),
+            draft_version=draft_version,
+            target_version=target_version,
+            capture_rate=self.rate,
+            acceptance=self._acceptance.snapshot(),
+            num_captured_rows=self._channel.num_captured_rows,
+            num_dropped_rows=self._channel.num_dropped_rows(),
+        )
+
+
+class _CapturedOutput(AsyncModelRunnerOutput):
+    """An async output that reports the verdict once it has reached the host."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, report: Callable[[list[list[int]]], None]) -> None:
+        self._inner = inner
+        self._report = report
+
+    def get_output(self) -> ModelRunnerOutput:
+        output = self._inner.get_output()
+        self._report(output.sampled_token_ids)
+        return output
+
+
+def _copy_rows(view: StepView, selected: list[slice]) -> HostRows:
+    """Clones of the selected rows: token ids [rows], aux [rows, A * D], hidden [rows, D]."""
+    total = view.hidden_RD.shape[0]
+    if sum(rows.stop - rows.start for rows in selected) == total:
+        return HostRows(view.token_ids_R.clone(), torch.cat(view.aux_A_RD, dim=-1), view.hidden_RD.clone())
+    aux = torch.cat([torch.cat([aux_RD[rows] for aux_RD in view.aux_A_RD], dim=-1) for rows in selected])
+    token_ids = torch.cat([view.token_ids_R[rows] for rows in selected])
+    return HostRows(token_ids, aux, torch.cat([view.hidden_RD[rows] for rows in selected]))
+
+
+def _capture_span(span: PendingSpan, token_ids: list[int], emitted_ids: list[int]) -> CaptureSpan:
+    return CaptureSpan(
+        request_id=span.info.base_id,
+        tenant=span.info.tenant,
+        domain=span.info.domain,
+        temperature=span.info.temperature,
+        first_position=span.first_position,
+        token_ids=token_ids,
+        num_proposed=span.num_proposed,
+        num_accepted=max(len(emitted_ids) - 1, 0) if span.num_proposed else 0,
+        emitted_ids=emitted_ids,
+        draft_version=span.proposer,
+    )

@@ -1,0 +1,133 @@
+"""CaptureChannel: the thread between the step and the network.
+
+The step hands over a filled `PendingStep` and goes on; this thread encodes and sends. Everything is bounded, nothing
+blocks the step, every loss is counted by reason. Owns the PUSH socket to the learner and the PUB socket of events.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+import zmq
+
+from server.config import EnginePartsConfig
+from server.engine.affinity import leave_compute_cores
+from wire.frames import frame_for
+from wire.messages import TOPIC_STATS, TOPIC_STEP, CaptureStep, EngineStats, TensorFrame, encode
+
+_STATS_PERIOD_S = 1.0
+QUEUE_FULL = "queue_full"
+CHANNEL_FULL = "channel_full"
+NO_LEARNER = "no_learner"
+
+
+class CapturedStep(msgspec.Struct, frozen=True):
+    """A message and its tensors in host memory: aux [rows, A * D], hidden [rows, D]."""
+
+    message: CaptureStep
+    tensors: tuple[torch.Tensor, torch.Tensor]
+
+
+class CaptureChannel:
+    """Starts its thread at once; `close` ends it. `make_stats` is called from the thread once a second."""
+
+    def __init__(self, config: EnginePartsConfig, make_stats: Callable[[], EngineStats]) -> None:
+        self._config = config
+        self._make_stats = make_stats
+        self._queue: queue.Queue[CapturedStep | None] = queue.Queue(maxsize=config.capture.max_queued_steps)
+        self._lock = threading.Lock()
+        self._num_dropped_rows: Counter[str] = Counter()
+        self.num_captured_rows = 0
+        self._thread = threading.Thread(target=self._run, name="paceline-capture", daemon=True)
+        self._thread.start()
+
+    def offer(self, step: CapturedStep) -> None:
+        """Hand over a step; drops and counts it where the queue is full. Never blocks."""
+        try:
+            self._queue.put_nowait(step)
+        except queue.Full:
+            self._drop(step.message, QUEUE_FULL)
+
+    def num_dropped_rows(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._num_dropped_rows)
+
+    def close(self) -> None:
+        """Send what is queued and end the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _drop(self, message: CaptureStep, reason: str) -> None:
+        with self._lock:
+            self._num_dropped_rows[reason] += sum(span.num_rows for span in message.spans)
+
+    def _run(self) -> None:
+        leave_compute_cores()
+        context = zmq.Context()
+        push, pub = self._open_push(context), self._open_pub(context)
+        monitor = push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        connected = False
+        next_stats_s = time.monotonic()
+        running = True
+        while running:
+            try:
+                step = self._queue.get(timeout=max(next_stats_s - time.monotonic(), 0.0))
+                running = step is not None
+            except queue.Empty:
+                step = None
+            connected = _is_connected(monitor, connected)
+            if step is not None:
+                self._send(step, push, pub, connected)
+            if time.monotonic() >= next_stats_s:
+                pub.send_multipart([TOPIC_STATS, encode(self._make_stats())], zmq.NOBLOCK)
+                next_stats_s += _STATS_PERIOD_S
+        push.disable_monitor()
+        context.destroy(linger=0)
+
+    def _open_push(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        push = context.socket(zmq.PUSH)
+        push.sndhwm = self._config.capture.max_queued_messages
+        push.immediate = True  # without a learner nothing is queued: its first message is fresh
+        push.linger = 0
+        push.connect(self._config.capture_endpoint)
+        return push
+
+    def _open_pub(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        pub = context.socket(zmq.PUB)
+        pub.sndhwm = self._config.capture.max_queued_messages
+        pub.linger = 0
+        pub.bind(self._config.events_endpoint)
+        return pub
+
+    def _send(self, step: CapturedStep, push: zmq.Socket[bytes], pub: zmq.Socket[bytes], connected: bool) -> None:
+        if step.message.spans:
+            pub.send_multipart([TOPIC_STEP, encode(msgspec.structs.replace(step.message, tensors=[]))], zmq.NOBLOCK)
+        try:
+            push.send_multipart([encode(step.message), *_raw_frames(step.tensors)], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._drop(step.message, CHANNEL_FULL if connected else NO_LEARNER)
+        else:
+            self.num_captured_rows += sum(span.num_rows for span in step.message.spans)
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> list[TensorFrame]:
+    """Frame headers of host tensors."""
+    return [frame_for(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors]
+
+
+def _raw_frames(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+    return [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in tensors]
+
+
+def _is_connected(monitor: zmq.Socket[bytes], connected: bool) -> bool:
+    """Connection state after reading the socket monitor's pending events."""
+    while monitor.poll(0):
+        event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+        connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+    return connected

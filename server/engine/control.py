@@ -1,0 +1,202 @@
+"""ControlPlugin: the private routes of an engine, `/paceline/*`, an endpoint plugin in vLLM's API server.
+
+Bearer token on every route. vLLM's dev mode stays off: these routes reach the engine through its client only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.datastructures import State
+
+from server.engine.depth import UTILITY
+from server.engine.pin import require_pinned_vllm
+from server.engine.settings import engine_token, parts_config
+from wire.control import (
+    CaptureRequest,
+    CommitReport,
+    CommitRequest,
+    DepthRequest,
+    Digest,
+    EngineStatus,
+    StageRequest,
+    WorkerStatus,
+)
+from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+_STAGE_POLL_S = 0.1
+_STAGE_DEADLINE_S = 120.0
+_STATUS_BY_CODE = {
+    StaleExpectation.code: 409,
+    SwapError.code: 409,
+    ArtifactError.code: 422,
+    SpecMismatch.code: 422,
+}
+_ERROR_BY_CODE = {kind.code: kind for kind in (StaleExpectation, SwapError, ArtifactError, SpecMismatch)}
+
+Body = TypeVar("Body")
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class ControlPlugin:
+    """vLLM's `EndpointPlugin` protocol."""
+
+    name = "paceline_control"
+    required_tasks = None
+
+    def attach_router(self, app: FastAPI) -> None:
+        async def status(request: Request) -> EngineStatus:
+            return await _control(request).status()
+
+        async def stage(request: Request) -> StageRequest:
+            return await _control(request).stage(await _body(request, StageRequest))
+
+        async def commit(request: Request) -> CommitReport:
+            return await _control(request).commit(await _body(request, CommitRequest))
+
+        async def capture(request: Request) -> CaptureRequest:
+            return await _control(request).set_capture(await _body(request, CaptureRequest))
+
+        async def depth(request: Request) -> DepthRequest:
+            return await _control(request).set_depth(await _body(request, DepthRequest))
+
+        async def digest(request: Request) -> Digest:
+            return await _control(request).digest()
+
+        app.get("/paceline/status", include_in_schema=False)(_guarded(status))
+        app.post("/paceline/stage", include_in_schema=False)(_guarded(stage))
+        app.post("/paceline/commit", include_in_schema=False)(_guarded(commit))
+        app.post("/paceline/capture", include_in_schema=False)(_guarded(capture))
+        app.post("/paceline/depth", include_in_schema=False)(_guarded(depth))
+        app.get("/paceline/digest", include_in_schema=False)(_guarded(digest))
+
+    async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
+        state.paceline_token = engine_token()
+        state.paceline = EngineControl(engine_client)
+
+
+class EngineControl:
+    """What the routes do. One stage or commit at a time."""
+
+    def __init__(self, engine_client: Any) -> None:
+        self._engine = engine_client
+        self._swapping = asyncio.Lock()
+
+    async def status(self) -> EngineStatus:
+        answers = await self._rpc("paceline_status")
+        return EngineStatus(
+            schema_version=SCHEMA_VERSION,
+            engine_id=parts_config().engine_id,
+            engine_epoch=answers[0]["epoch"],
+            vllm_version=require_pinned_vllm(),
+            spec=msgspec.convert(answers[0]["spec"], CaptureSpec),
+            num_speculative_tokens=answers[0]["num_speculative_tokens"],
+            depth=await self._engine.engine_core.call_utility_async(UTILITY, None),
+            workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
+        )
+
+    async def stage(self, request: StageRequest) -> StageRequest:
+        """Returns once every worker holds the version; raises what a worker refused it for."""
+        async with self._swapping:
+            await self._rpc("paceline_stage", request.version)
+            deadline_s = time.monotonic() + _STAGE_DEADLINE_S
+            while time.monotonic() < deadline_s:
+                answers = await self._rpc("paceline_stage_outcome", request.version)
+                if all(answer["staged"] for answer in answers):
+                    return request
+                await asyncio.sleep(_STAGE_POLL_S)
+        raise EngineError(f"draft {request.version} was not staged within {_STAGE_DEADLINE_S:.0f} s; is the disk slow or full?")
+
+    async def commit(self, request: CommitRequest) -> CommitReport:
+        """All ranks or none: a rank that refuses sends the others back."""
+        async with self._swapping:
+            started_s = time.perf_counter()
+            answers = await self._engine.collective_rpc("paceline_commit", args=(request.version, request.expected_active))
+            rpc_ms = (time.perf_counter() - started_s) * 1e3
+            if any("error" in answer for answer in answers) and not all("error" in answer for answer in answers):
+                await self._engine.collective_rpc("paceline_commit", args=(request.expected_active, request.version))
+        _raise_refusals(answers)
+        return CommitReport(
+            version=request.version,
+            previous=answers[0]["previous"],
+            apply_ms=max(answer["apply_ms"] for answer in answers),
+            rpc_ms=rpc_ms,
+        )
+
+    async def set_capture(self, request: CaptureRequest) -> CaptureRequest:
+        if not 0.0 <= request.rate <= 1.0:
+            raise SwapError(f"rate must lie in 0..1, got {request.rate}")
+        answers = await self._rpc("paceline_set_capture", request.rate)
+        return CaptureRequest(rate=answers[0]["rate"])
+
+    async def set_depth(self, request: DepthRequest) -> DepthRequest:
+        try:
+            depth = await self._engine.engine_core.call_utility_async(UTILITY, request.depth)
+        except Exception as error:
+            raise SwapError(str(error)) from error
+        return DepthRequest(depth=depth)
+
+    async def digest(self) -> Digest:
+        answers = await self._rpc("paceline_digest")
+        return Digest(
+            target="+".join(answer["target"] for answer in answers),
+            draft="+".join(answer["draft"] for answer in answers),
+        )
+
+    async def _rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        answers = await self._engine.collective_rpc(method, args=args)
+        _raise_refusals(answers)
+        return answers
+
+
+def _raise_refusals(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        if "error" in answer:
+            raise _ERROR_BY_CODE.get(answer["error"]["code"], SwapError)(answer["error"]["message"])
+
+
+def _control(request: Request) -> EngineControl:
+    control: EngineControl = request.app.state.paceline
+    return control
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.DecodeError as error:
+        raise _BadRequest(f"not a valid {kind.__name__}: {error}") from error
+
+
+class _BadRequest(PacelineError):
+    code = "bad_request"
+
+
+def _guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The route with its token check and its errors as OpenAI-shaped JSON."""
+
+    async def route(request: Request) -> Response:
+        offered = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(offered, f"Bearer {request.app.state.paceline_token}".encode()):
+            return _error(401, "unauthorized", "this route needs the engine token as `Authorization: Bearer …`")
+        try:
+            return Response(msgspec.json.encode(await handler(request)), media_type="application/json")
+        except _BadRequest as error:
+            return _error(400, error.code, str(error))
+        except PacelineError as error:
+            return _error(_STATUS_BY_CODE.get(error.code, 500), error.code, str(error))
+
+    route.__name__ = handler.__name__
+    return route
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    body = {"error": {"message": message, "type": "paceline_error", "code": code}}
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

@@ -1,0 +1,83 @@
+"""Mends of vLLM 0.32.0 on the CPU. Each is one function, checks what it replaces, and says when it can go.
+
+The fourth fault, the CPU random rejection sampler reading past -1 placeholder drafts, needs no mend: a constant
+speculation schedule keeps the scheduler from padding with placeholders (SEAMS.md), and a test holds that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.v1.sample import rejection_sampler
+
+MEND_EXPAND = "mend:expand_batch_to_tokens"
+MEND_SEEDED = "mend:seeded_chunked_prefill"
+MEND_TIED_HEAD = "mend:tied_lm_head"
+
+_EXPAND_PARAMETERS = ["x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"]
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """[num_requests] -> [num_tokens]: each request's value repeated for its tokens, `replace_from` turned into `replace_to`.
+
+    `cu_num_tokens` [num_requests] is the inclusive running total of tokens.
+    """
+    counts = torch.diff(cu_num_tokens.long(), prepend=cu_num_tokens.new_zeros(1, dtype=torch.long))
+    values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return torch.repeat_interleave(values, counts, output_size=num_tokens)
+
+
+def mend_expand_batch_to_tokens() -> None:
+    """Speculation at temperature > 0 reads uninitialised memory.
+
+    The stock function hands its kernel an int64 copy of the output and returns the untouched original, so temperature,
+    top-k and top-p of speculated rows are whatever memory held. Replaces
+    vllm/v1/sample/rejection_sampler.py:expand_batch_to_tokens. Remove when the stock function fills a prefilled output
+    on the CPU (tests/engine/test_mends.py shows it).
+    """
+    stock = rejection_sampler.expand_batch_to_tokens
+    if stock is expand_batch_to_tokens:
+        return
+    found = list(inspect.signature(stock).parameters)
+    if found != _EXPAND_PARAMETERS:
+        raise RuntimeError(f"expand_batch_to_tokens takes {found}, the mend replaces {_EXPAND_PARAMETERS}; see SEAMS.md")
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+@contextmanager
+def shielded_generators(runner: Any) -> Iterator[None]:
+    """Keep per-request generators away from rows whose sample will be thrown away.
+
+    After a partial prefill chunk the stock V1 runner rewinds the generator by offset, which CPU generators do not have:
+    one seeded request with a chunked prompt ends the engine. Taking those generators out for the step has the same
+    effect as the rewind. Remove when GPUModelRunner._bookkeeping_sync no longer calls `set_offset` on the CPU.
+    """
+    generators: dict[int, torch.Generator] = runner.input_batch.generators
+    if not generators:
+        yield
+        return
+    discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
+    held = {row: generators.pop(row) for row in list(generators) if row < len(discarded) and discarded[row]}
+    try:
+        yield
+    finally:
+        generators.update(held)
+
+
+def refresh_tied_heads(model: torch.nn.Module) -> None:
+    """Pack lm_head anew from the embedding it shares after a target update.
+
+    On the CPU a tied head holds a packed copy of the embedding which the layerwise reload does not rebuild: the model
+    would embed with the new weights and predict with the old. Remove when finalize_layerwise_reload processes
+    ParallelLMHead modules whose weight was loaded through another module.
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and module.weight.numel():
+            module.quant_method.process_weights_after_loading(module)

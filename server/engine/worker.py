@@ -1,0 +1,172 @@
+"""PacelineWorker: what Paceline adds to a vLLM worker, as a mixin for the CPU and the GPU worker class.
+
+RPC methods are named `paceline_*`, run between two steps, and return plain data. Refusals are data too: an exception
+would reach the caller as a bare string.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.parallel_state import get_tp_group
+
+from server.engine import mends
+from server.engine.capture import Capture
+from server.engine.digest import model_digest
+from server.engine.pin import require_pinned_vllm
+from server.engine.settings import parts_config
+from server.engine.stage import DraftLoader, Stage, read_weights
+from server.engine.weights import DRAFT, TARGET, PacelineWeightEngine
+from wire.errors import ConfigError, PacelineError, StaleExpectation
+from wire.spec import CaptureSpec, resolve_capture_spec
+from wire.store import DraftStore
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as _Base
+else:
+    _Base = object
+
+Answer = dict[str, Any]
+
+
+class PacelineWorker(_Base):
+    """Loads the parts right after the models, before the first step."""
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        require_pinned_vllm()
+        config = parts_config()
+        self._mends = self._mend()
+        store = DraftStore(config.state_dir)
+        before = store.active()
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        active = store.active()
+        if active is None or active != before:
+            raise ConfigError(
+                f"the active draft changed from {before} to {active} while this engine was loading; start it again"
+            )
+        self._spec = self._resolve_spec()
+        self._install_weights(store, active)
+        self._capture = Capture(
+            self.model_runner,
+            config,
+            self._spec,
+            self.speculative_config.num_speculative_tokens,
+            lambda: (self._weights.versions[DRAFT], self._weights.versions[TARGET]),
+            publishes=get_tp_group().rank_in_group == 0,
+        )
+
+    def shutdown(self) -> None:
+        if hasattr(self, "_capture"):
+            self._capture.close()
+        super().shutdown()
+
+    def paceline_status(self) -> Answer:
+        return {
+            "worker": {
+                "rank": self.rank,
+                "pid": os.getpid(),
+                "runner": self._capture.runner_name,
+                "parts": ["capture", "weights", *self._mends],
+                "draft_version": self._weights.versions[DRAFT],
+                "target_version": self._weights.versions[TARGET],
+                "staged_versions": self._weights.stages[DRAFT].versions(),
+                "capture_rate": self._capture.rate,
+            },
+            "epoch": self._capture.epoch,
+            "spec": self._spec,
+            "num_speculative_tokens": self.speculative_config.num_speculative_tokens,
+        }
+
+    def paceline_stage(self, version: int) -> Answer:
+        """Begin to stage a draft in the background."""
+        self._weights.stages[DRAFT].begin(version)
+        return {}
+
+    def paceline_stage_outcome(self, version: int) -> Answer:
+        try:
+            return {"staged": self._weights.stages[DRAFT].outcome(version)}
+        except PacelineError as error:
+            return _refusal(error)
+
+    def paceline_commit(self, version: int, expected_active: int) -> Answer:
+        """Swap a staged draft in, if the active one is the one expected."""
+        active = self._weights.versions[DRAFT]
+        try:
+            if active != expected_active:
+                raise StaleExpectation(f"draft {active} is active, not {expected_active}; read /admin/status and decide anew")
+            if version != active:
+                self._swap(DRAFT, version)
+        except PacelineError as error:
+            return _refusal(error)
+        return {"version": version, "previous": active, "apply_ms": self._weights.apply_ms if version != active else 0.0}
+
+    def paceline_update_target(self, version: int, directory: str) -> Answer:
+        """Load new target weights from a directory of safetensors within this RPC."""
+        stage = Stage(lambda _: read_weights(Path(directory)))
+        try:
+            stage.load_now(version)
+            self._weights.stages[TARGET] = stage
+            self._swap(TARGET, version)
+        except PacelineError as error:
+            return _refusal(error)
+        return {"version": version, "apply_ms": self._weights.apply_ms}
+
+    def paceline_set_capture(self, rate: float) -> Answer:
+        self._capture.set_rate(rate)
+        return {"rate": self._capture.rate}
+
+    def paceline_digest(self) -> Answer:
+        dtype, device = self.model_config.dtype, self.device
+        return {
+            "target": model_digest(self.get_model(), dtype, device),
+            "draft": model_digest(self.get_draft_model(), dtype, device),
+        }
+
+    def _swap(self, kind: str, version: int) -> None:
+        """The three official calls in one RPC."""
+        (self.start_draft_weight_update if kind == DRAFT else self.start_weight_update)()
+        self.update_weights({"kind": kind, "version": version})
+        self.finish_weight_update()
+
+    def _mend(self) -> list[str]:
+        if self.device_config.device_type != "cpu":
+            return []
+        mends.mend_expand_batch_to_tokens()
+        return [mends.MEND_EXPAND, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+
+    def _resolve_spec(self) -> CaptureSpec:
+        """The spec of this engine's files, checked against what vLLM really loaded; raises ConfigError."""
+        config = parts_config()
+        spec = resolve_capture_spec(
+            config.target_dir,
+            dtype=str(self.model_config.dtype).removeprefix("torch."),
+            draft_vocab_size=config.draft_vocab_size,
+            aux_layer_ids=config.aux_layer_ids,
+        )
+        draft = self.speculative_config.draft_model_config.hf_config
+        loaded = {
+            "hidden_size": self.model_config.get_hidden_size(),
+            "vocab_size": self.model_config.get_vocab_size(),
+            "draft_vocab_size": draft.draft_vocab_size,
+            "aux_layer_ids": tuple(draft.eagle_aux_hidden_state_layer_ids),
+        }
+        for name, value in loaded.items():
+            if getattr(spec, name) != value:
+                raise ConfigError(f"{name} is {getattr(spec, name)} in the configuration and {value} in the loaded models")
+        return spec
+
+    def _install_weights(self, store: DraftStore, active: int) -> None:
+        engine = self.weight_transfer_engine
+        if not isinstance(engine, PacelineWeightEngine):
+            raise ConfigError("the weight-transfer backend is not `paceline`; start engines with `paceline up`")
+        loader = DraftLoader(store, self._spec)
+        stage = Stage(loader)
+        loader.reference = stage.load_now(active)
+        engine.attach(DRAFT, stage, active)
+        self._weights = engine
+
+
+def _refusal(error: PacelineError) -> Answer:
+    return {"error": {"code": error.code, "message": str(error)}}
