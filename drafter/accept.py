@@ -1,0 +1,111 @@
+"""Acceptance simulated teacher-forced on captured requests: what AL a draft would reach, without an engine.
+
+vLLM drafts greedily by default, so a proposal counts as one-hot: at temperature 0 it is accepted where it equals the
+emitted token, above that with the target's probability of it.
+
+Shape letters: K depths, A anchors, T rows, D hidden, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from drafter.batch import Batch, RequestRows, pack
+from drafter.head import Head
+from drafter.model import DraftCore
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Probability of acceptance at each depth given that all depths before were accepted, [K, A]; 0 where not valid."""
+
+    probability_KA: Tensor
+    valid_A: Tensor
+    """Anchors for which every depth could be judged."""
+    positions_A: Tensor
+
+    @property
+    def length_A(self) -> Tensor:
+        """Expected tokens per verify step from each anchor: 1 + sum of products."""
+        return 1.0 + self.probability_KA.cumprod(0).sum(0)
+
+    @property
+    def mean_length(self) -> float:
+        """AL over the judged anchors, each counted once; nan without one."""
+        return float(self.length_A[self.valid_A].mean())
+
+    @property
+    def walked_length(self) -> float:
+        """AL as served: anchors count as often as a verify step would start there. nan without a judged anchor."""
+        return _walked_length(self.probability_KA[:, self.valid_A], self.positions_A[self.valid_A].tolist())
+
+
+def simulate(
+    core: DraftCore,
+    head: Head,
+    embedding_VD: Tensor,
+    target_head_VD: Tensor,
+    request: RequestRows,
+    depth: int,
+    dtype: torch.dtype = torch.float32,
+    max_context_rows: int | None = None,
+) -> Acceptance | None:
+    """Acceptance of one request; None where it has no anchor."""
+    try:
+        batch = pack([request], depth, max_context_rows)
+    except ValueError:
+        return None
+    with torch.no_grad():
+        outputs = core.unroll(batch, embedding_VD, depth, dtype)
+    hidden_TD = request.hidden_TD[request.hidden_TD.shape[0] - batch.positions_T.numel() :]
+    rows = []
+    for step, output_AD in enumerate(outputs):
+        logits_AU = functional.linear(output_AD.to(head.weight_UD.dtype), head.weight_UD)
+        proposed_A = head.vocabulary.ids_U[logits_AU.argmax(-1)]
+        rows_A = batch.target_rows(step)
+        if request.temperature > 0:
+            accepted_A = target_probability(hidden_TD[rows_A], proposed_A, target_head_VD, request.temperature)
+        else:
+            accepted_A = (proposed_A == batch.next_tokens_T[rows_A]).float()
+        rows.append(accepted_A * batch.valid_KA[step])
+    return Acceptance(torch.stack(rows), judged_anchors(batch), batch.positions_T[batch.anchors_A])
+
+
+def judged_anchors(batch: Batch) -> Tensor:
+    """Anchors [A] valid at every depth and whose deepest emitted token is known."""
+    return batch.valid_KA.all(0) & (batch.next_tokens_T[batch.target_rows(batch.valid_KA.shape[0] - 1)] >= 0)
+
+
+def target_probability(hidden_AD: Tensor, token_A: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+    """The target's probability of one token at each row, [A]."""
+    parts = []
+    for chunk_CD, tokens_C in zip(hidden_AD.split(128), token_A.split(128), strict=True):
+        log_p_CV = (functional.linear(chunk_CD.to(head_VD.dtype), head_VD).float() / temperature).log_softmax(-1)
+        parts.append(log_p_CV.gather(1, tokens_C[:, None]).squeeze(1).exp())
+    return torch.cat(parts)
+
+
+def _walked_length(probability_KA: Tensor, positions: list[int]) -> float:
+    if not positions:
+        return float("nan")
+    depth = probability_KA.shape[0]
+    reach_KA = probability_KA.cumprod(0)
+    stops = torch.cat((torch.ones_like(reach_KA[:1]), reach_KA)) - torch.cat((reach_KA, torch.zeros_like(reach_KA[:1])))
+    stop_by_anchor = stops.T.tolist()
+    row_of = {position: row for row, position in enumerate(positions)}
+    visits: dict[int, float] = {positions[0]: 1.0}
+    steps = tokens = 0.0
+    for position in positions:
+        visit = visits.get(position, 0.0)
+        if position - 1 not in row_of and position != positions[0]:
+            visit = max(visit, 1.0)
+        steps += visit
+        for accepted in range(depth + 1):
+            chance = visit * stop_by_anchor[row_of[position]][accepted]
+            tokens += chance * (accepted + 1)
+            visits[position + accepted + 1] = visits.get(position + accepted + 1, 0.0) + chance
+    return tokens / steps

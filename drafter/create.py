@@ -1,0 +1,56 @@
+"""Making drafts: at random, from an EAGLE-3 checkpoint, and copies for use elsewhere. The command line calls these."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from drafter.artifact import publish_draft, read_draft_files
+from drafter.draft import Draft
+from drafter.geometry import geometry_for_target
+from drafter.head import Head
+from drafter.initialise import random_core
+from drafter.target import TargetParts, load_target_parts
+from drafter.vocabulary import choose_vocabulary, control_token_ids
+from wire.artifact import CONFIG_FILE, WEIGHTS_FILE
+from wire.errors import ArtifactError
+from wire.spec import CaptureSpec, read_model_config
+from wire.store import DraftStore
+
+
+def create_random_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, seed: int = 0) -> int:
+    """Publish a random draft for the target and return its version; raises ConfigError where the target is unusable."""
+    target = load_target_parts(target_dir)
+    return publish_draft(store, random_draft(spec, target_dir, target, seed), spec, origin="random")
+
+
+def random_draft(spec: CaptureSpec, target_dir: Path, target: TargetParts, seed: int) -> Draft:
+    """A random draft in memory, its vocabulary chosen by the prior alone."""
+    geometry = geometry_for_target(read_model_config(target_dir), spec)
+    vocabulary = choose_vocabulary(torch.zeros(spec.vocab_size), control_token_ids(target_dir), spec.draft_vocab_size)
+    return Draft(random_core(geometry, target, seed), Head.of_target(vocabulary, target.head_VD))
+
+
+def import_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, checkpoint: Path) -> int:
+    """Publish an existing EAGLE-3 checkpoint directory and return its version; raises ArtifactError where it does not fit.
+
+    Its own lm_head and vocabulary map are kept.
+    """
+    if not checkpoint.is_dir():
+        raise ArtifactError(f"{checkpoint} is not a directory; give the directory of an EAGLE-3 checkpoint")
+    draft = read_draft_files(checkpoint, spec, load_target_parts(target_dir), who=f"checkpoint {checkpoint.name}")
+    return publish_draft(store, draft, spec, origin="imported")
+
+
+def export_draft(store: DraftStore, version: int, out_dir: Path) -> None:
+    """Copy a verified version's config.json and model.safetensors to a new directory that vLLM can load."""
+    store.verify(version)
+    if out_dir.exists() and any(out_dir.iterdir()):
+        raise ArtifactError(f"{out_dir} is not empty; export to a new directory")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        shutil.copyfile(store.directory(version) / name, out_dir / name)
+
+

@@ -1,0 +1,41 @@
+"""Head: the frozen output rows of a draft and the target rows of the same tokens.
+
+Shape letters: U draft vocabulary, V target vocabulary, D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafter.vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True)
+class Head:
+    """weight_UD scores the draft's output, target_UD the target's hidden state; the same tensor unless imported."""
+
+    vocabulary: DraftVocabulary
+    weight_UD: Tensor
+    target_UD: Tensor
+
+    @property
+    def is_target_rows(self) -> bool:
+        """Then the vocabulary may be chosen anew for each published draft."""
+        return self.weight_UD is self.target_UD
+
+    @classmethod
+    def of_target(cls, vocabulary: DraftVocabulary, head_VD: Tensor, dtype: torch.dtype | None = None) -> Head:
+        """Copies of the target's rows, in `dtype` (the target's own where absent)."""
+        rows_UD = head_VD[vocabulary.ids_U].to(dtype or head_VD.dtype).contiguous()
+        return cls(vocabulary, rows_UD, rows_UD)
+
+    @classmethod
+    def imported(cls, vocabulary: DraftVocabulary, weight_UD: Tensor, head_VD: Tensor) -> Head:
+        """A checkpoint's own rows; recognised where they are the target's after all."""
+        rows_UD = head_VD[vocabulary.ids_U].contiguous()
+        if torch.equal(weight_UD.to(rows_UD.dtype), rows_UD):
+            return cls(vocabulary, rows_UD, rows_UD)
+        return cls(vocabulary, weight_UD.to(head_VD.dtype).contiguous(), rows_UD)

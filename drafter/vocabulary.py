@@ -1,0 +1,113 @@
+"""The draft vocabulary: which target tokens the draft can propose, and how well they cover what the target says.
+
+Head rows are copies of the target's, so a trained core works with any map and each published draft may bring its own.
+
+Shape letters: V target vocabulary, U draft vocabulary, N tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wire.errors import ArtifactError, ConfigError
+from wire.spec import read_model_config
+
+_ID_KEYS = ("eos_token_id", "bos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """Ascending target ids [U] int64; the position of an id is its draft id."""
+
+    ids_U: Tensor
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        ids = self.ids_U
+        if ids.dtype != torch.int64 or ids.ndim != 1 or ids.numel() == 0:
+            raise ArtifactError(f"a draft vocabulary is a vector of int64 ids, got {ids.dtype} {tuple(ids.shape)}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size or ids.unique().numel() != ids.numel():
+            raise ArtifactError(f"draft vocabulary ids must be distinct and lie in 0..{self.vocab_size - 1}")
+
+    @property
+    def offsets_U(self) -> Tensor:
+        """`d2t` as vLLM stores it: target id minus draft id."""
+        return self.ids_U - torch.arange(self.ids_U.numel())
+
+    @property
+    def draft_ids_V(self) -> Tensor:
+        """Draft id of every target id, -1 where the draft cannot propose it."""
+        draft_ids_V = torch.full((self.vocab_size,), -1, dtype=torch.int64)
+        draft_ids_V[self.ids_U] = torch.arange(self.ids_U.numel())
+        return draft_ids_V
+
+    @property
+    def sha256(self) -> str:
+        """Of the raw little-endian int64 bytes of `d2t`."""
+        return hashlib.sha256(self.offsets_U.contiguous().numpy().astype("<i8").tobytes()).hexdigest()
+
+    @classmethod
+    def from_offsets(cls, offsets_U: Tensor, vocab_size: int) -> DraftVocabulary:
+        """Raises ArtifactError for offsets that name no or the same token twice."""
+        return cls(offsets_U + torch.arange(offsets_U.numel()), vocab_size)
+
+
+def choose_vocabulary(counts_V: Tensor, control_ids: Sequence[int], size: int) -> DraftVocabulary:
+    """The `size` ids to propose: control ids always, then by observed count, unseen ones by id.
+
+    counts_V [V]: how often the target emitted each token. A BPE id is the age of its merge, so low ids stand in for
+    frequency where nothing was observed (a prior, not a ranking of the traffic). Deterministic.
+    """
+    vocab_size = counts_V.numel()
+    if not 0 < size <= vocab_size:
+        raise ConfigError(f"a draft vocabulary of {size} does not fit a target vocabulary of {vocab_size}")
+    rank_V = counts_V.to(torch.float64).clone()
+    forced = sorted({token for token in control_ids if 0 <= token < vocab_size})[:size]
+    rank_V[forced] = float("inf")
+    order_V = torch.sort(rank_V, descending=True, stable=True).indices
+    return DraftVocabulary(order_V[:size].sort().values, vocab_size)
+
+
+def coverage(counts_V: Tensor, vocabulary: DraftVocabulary) -> float:
+    """Share of observed tokens that the draft can propose, 1.0 when nothing was observed: a hard cap on acceptance."""
+    total = float(counts_V.sum())
+    return float(counts_V[vocabulary.ids_U].sum()) / total if total else 1.0
+
+
+def control_token_ids(target_dir: Path) -> list[int]:
+    """Ids that end or structure a turn: eos, bos and pad, and the special tokens the chat template writes."""
+    ids: set[int] = set()
+    for config in (read_model_config(target_dir), _read_json(target_dir / "generation_config.json")):
+        for key in _ID_KEYS:
+            value = config.get(key)
+            ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    template = _chat_template(target_dir)
+    for token in _read_json(target_dir / "tokenizer.json").get("added_tokens", []):
+        if token.get("special") and token.get("content", "") in template:
+            ids.add(int(token["id"]))
+    return sorted(ids)
+
+
+def _chat_template(target_dir: Path) -> str:
+    path = target_dir / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    return str(_read_json(target_dir / "tokenizer_config.json").get("chat_template") or "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        parsed: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    return parsed

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from drafter.vocabulary import DraftVocabulary, choose_vocabulary, control_token_ids, coverage
+from wire.errors import ArtifactError, ConfigError
+
+
+def test_frequency_decides_then_lowest_ids_fill_up():
+    counts = torch.zeros(20)
+    counts[15], counts[11] = 5, 2
+    assert choose_vocabulary(counts, [], 4).ids_U.tolist() == [0, 1, 11, 15]
+
+
+def test_control_tokens_are_always_in():
+    counts = torch.arange(20.0)
+    assert choose_vocabulary(counts, [0, 2], 4).ids_U.tolist() == [0, 2, 18, 19]
+
+
+def test_choice_is_deterministic_under_ties():
+    counts = torch.ones(100)
+    assert choose_vocabulary(counts, [99], 10).sha256 == choose_vocabulary(counts.clone(), [99], 10).sha256
+
+
+def test_coverage_counts_tokens_not_types():
+    vocabulary = DraftVocabulary(torch.tensor([1, 2]), 5)
+    assert coverage(torch.tensor([0.0, 3.0, 0.0, 1.0, 0.0]), vocabulary) == 0.75
+    assert coverage(torch.zeros(5), vocabulary) == 1.0
+
+
+def test_offsets_round_trip_as_vllm_reads_them():
+    vocabulary = DraftVocabulary(torch.tensor([1, 4, 9]), 12)
+    assert vocabulary.offsets_U.tolist() == [1, 3, 7]
+    assert DraftVocabulary.from_offsets(vocabulary.offsets_U, 12).ids_U.tolist() == [1, 4, 9]
+    assert vocabulary.draft_ids_V.tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, -1, 2, -1, -1]
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [-1, 2], [3, 12]])
+def test_impossible_ids_are_refused(ids):
+    with pytest.raises(ArtifactError, match="distinct"):
+        DraftVocabulary(torch.tensor(ids), 12)
+
+
+def test_a_vocabulary_larger_than_the_targets_is_refused():
+    with pytest.raises(ConfigError, match="does not fit"):
+        choose_vocabulary(torch.zeros(4), [], 5)
+
+
+def test_control_tokens_come_from_config_and_chat_template(target_dir):
+    (target_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [60, 61]}))
+    tokens = [{"id": 1, "content": "<|im_start|>", "special": True}, {"id": 5, "content": "<unused>", "special": True}]
+    (target_dir / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (target_dir / "chat_template.jinja").write_text("<|im_start|>{{ role }}")
+    assert control_token_ids(target_dir) == [1, 60, 61]
