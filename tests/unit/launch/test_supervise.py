@@ -1,0 +1,259 @@
+"""The supervisor against real, tiny child processes."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.plan import ProcessSpec, Readiness, RestartPolicy
+from launch.rundir import LaunchError
+from launch.supervise import Supervisor, backoff_s
+
+ROOT = Path(__file__).resolve().parents[3]
+SLEEP = "import time; time.sleep(60)"
+IGNORE_TERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+WITH_GRANDCHILD = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)'])\n"
+    "print(child.pid, flush=True); time.sleep(60)"
+)
+
+
+def spec(
+    tmp_path: Path,
+    code: str,
+    *,
+    name: str = "a",
+    required: bool = True,
+    readiness: Readiness | None = None,
+    env: dict | None = None,
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        role="engine",
+        argv=(sys.executable, "-c", code),
+        env=env or {},
+        cores=(),
+        log_file=tmp_path / f"{name}.log",
+        readiness=readiness or Readiness(kind="alive", deadline_s=10.0),
+        restart=RestartPolicy(is_required=required, max_backoff_s=0.1),
+        memory_note="",
+    )
+
+
+class Harness:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.is_stopping = False
+        self.supervisors: list[Supervisor] = []
+
+    def supervisor(self, *specs: ProcessSpec, grace_s: float = 5.0) -> Supervisor:
+        made = Supervisor(
+            specs,
+            base_environment=os.environ,
+            grace_s=grace_s,
+            engine_token="secret",
+            report=self.lines.append,
+            should_stop=lambda: self.is_stopping,
+        )
+        self.supervisors.append(made)
+        return made
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    made = Harness()
+    yield made
+    for supervisor in made.supervisors:
+        supervisor.stop()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def first_pid(log: Path) -> int:
+    wait_for(lambda: log.is_file() and log.read_text().endswith("\n"))
+    return int(log.read_text().split()[0])
+
+
+@pytest.fixture
+def engine_url() -> Iterator[tuple[str, dict[str, int]]]:
+    """An HTTP server that answers each path with the status it is told."""
+    answers: dict[str, int] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_private = self.path.startswith("/paceline")
+            allowed = not is_private or self.headers["Authorization"] == "Bearer secret"
+            self.send_response(answers.get(self.path, 404) if allowed else 401)
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", answers
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_stop_leaves_nothing_running(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, SLEEP), spec(tmp_path, SLEEP, name="b"))
+    supervisor.start()
+    pids = [watched.child.pid for watched in supervisor.watched if watched.child]
+    assert all(is_alive(pid) for pid in pids)
+    supervisor.stop()
+    assert not any(is_alive(pid) for pid in pids)
+    supervisor.stop()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, IGNORE_TERM), grace_s=0.3)
+    supervisor.start()
+    wait_for(lambda: "up" in (tmp_path / "a.log").read_text())
+    supervisor.stop()
+    assert any("killed" in line for line in harness.lines)
+
+
+def test_grandchildren_go_with_the_group(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, WITH_GRANDCHILD))
+    supervisor.start()
+    grandchild = first_pid(tmp_path / "a.log")
+    assert is_alive(grandchild)
+    supervisor.stop()
+    wait_for(lambda: not is_alive(grandchild))
+
+
+def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, WITH_GRANDCHILD))
+    supervisor.start()
+    first = supervisor.watched[0].child
+    assert first is not None
+    grandchild = first_pid(tmp_path / "a.log")
+    os.kill(first.pid, signal.SIGKILL)
+
+    def is_started_again() -> bool:
+        supervisor.tick()
+        child = supervisor.watched[0].child
+        return child is not None and child is not first
+
+    wait_for(is_started_again)
+    wait_for(lambda: not is_alive(grandchild))
+    assert supervisor.watched[0].num_restarts == 1
+    assert supervisor.watched[0].last_exit_code == -signal.SIGKILL
+    assert (tmp_path / "a.log.1").is_file()
+
+
+def test_an_optional_process_that_fails_does_not_stop_the_start(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, "raise SystemExit(3)", required=False), spec(tmp_path, SLEEP, name="b"))
+    supervisor.start()
+    assert any("ended with exit code 3" in line for line in harness.lines)
+
+
+def test_a_failed_start_quotes_the_log_and_gives_a_hint(harness: Harness, tmp_path: Path) -> None:
+    code = "import sys; print('OSError: [Errno 98] Address already in use', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(LaunchError) as caught:
+        harness.supervisor(spec(tmp_path, code)).start()
+    message = str(caught.value)
+    assert "a ended with exit code 1" in message
+    assert "| OSError: [Errno 98] Address already in use" in message
+    assert "hint: another process holds the port" in message
+
+
+def test_a_start_that_takes_too_long_is_given_up(harness: Harness, tmp_path: Path) -> None:
+    never = Readiness(kind="http", url="http://127.0.0.1:9/health", deadline_s=0.5)
+    with pytest.raises(LaunchError, match=r"was not ready within 0\.5 s"):
+        harness.supervisor(spec(tmp_path, SLEEP, readiness=never)).start()
+
+
+def test_a_signal_ends_the_wait_for_readiness(harness: Harness, tmp_path: Path) -> None:
+    never = Readiness(kind="http", url="http://127.0.0.1:9/health", deadline_s=60.0)
+    threading.Timer(0.3, lambda: setattr(harness, "is_stopping", True)).start()
+    harness.supervisor(spec(tmp_path, SLEEP, readiness=never)).start()
+
+
+def test_an_engine_is_ready_when_it_and_our_parts_answer(
+    harness: Harness, tmp_path: Path, engine_url: tuple[str, dict[str, int]]
+) -> None:
+    url, answers = engine_url
+    answers |= {"/health": 200, "/paceline/status": 200}
+    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=10.0)
+    harness.supervisor(spec(tmp_path, SLEEP, readiness=ready)).start()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "parts are not loaded in vLLM"), (401, "refuses its token"), (500, "answer 500")]
+)
+def test_an_engine_without_our_parts_fails_loudly(
+    harness: Harness, tmp_path: Path, engine_url: tuple[str, dict[str, int]], status: int, words: str
+) -> None:
+    url, answers = engine_url
+    answers |= {"/health": 200, "/paceline/status": status}
+    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=10.0)
+    with pytest.raises(LaunchError, match=words):
+        harness.supervisor(spec(tmp_path, SLEEP, readiness=ready)).start()
+
+
+def test_dangerous_variables_do_not_reach_a_child(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("PACELINE_OPERATOR_TOKEN", "secret")
+    names = ["VLLM_SERVER_DEV_MODE", "PYTHONPATH", "PACELINE_OPERATOR_TOKEN", "MINE"]
+    code = f"import os, time; print([os.environ.get(name) for name in {names!r}], flush=True); time.sleep(60)"
+    harness.supervisor(spec(tmp_path, code, env={"MINE": "yes"})).start()
+    wait_for(lambda: "]" in (tmp_path / "a.log").read_text())
+    assert (tmp_path / "a.log").read_text().strip() == "[None, None, None, 'yes']"
+
+
+def test_nothing_survives_a_sigkill_of_the_supervisor(tmp_path: Path) -> None:
+    script = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from launch.plan import ProcessSpec, Readiness, RestartPolicy
+from launch.supervise import Supervisor
+spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}), env={{}}, cores=(),
+                   log_file=Path({str(tmp_path)!r}) / "a.log", readiness=Readiness(kind="alive", deadline_s=5.0),
+                   restart=RestartPolicy(is_required=True, max_backoff_s=1.0), memory_note="")
+supervisor = Supervisor([spec], base_environment=os.environ, grace_s=0.5, engine_token="", report=print, should_stop=lambda: False)
+supervisor.start()
+print(supervisor.watched[0].child.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        grandchild = first_pid(tmp_path / "a.log")
+        assert is_alive(child)
+        assert is_alive(grandchild)
+        owner.kill()
+    wait_for(lambda: not is_alive(child) and not is_alive(grandchild))
+
+
+def test_waits_between_restarts_double_up_to_a_bound() -> None:
+    assert [backoff_s(deaths, 30.0) for deaths in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert backoff_s(10_000, 30.0) == 30.0

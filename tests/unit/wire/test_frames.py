@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from wire.errors import FrameError
+from wire.frames import check_capture, frame_for
+from wire.messages import CaptureSpan, CaptureStep
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+ROWS, HIDDEN, NUM_AUX = 4, 4, 2
+FRAMES = [bytes(ROWS * HIDDEN * NUM_AUX * 4), bytes(ROWS * HIDDEN * 4)]
+
+
+def capture(**changes: Any) -> CaptureStep:
+    spec = CaptureSpec(
+        target_id="tiny",
+        target_revision="r",
+        tokenizer_sha256="t",
+        dtype="float32",
+        hidden_size=HIDDEN,
+        vocab_size=32,
+        draft_vocab_size=16,
+        aux_layer_ids=(1, 2),
+    )
+    span = CaptureSpan(
+        request_id="q",
+        tenant="",
+        domain="",
+        temperature=0.0,
+        first_position=0,
+        token_ids=list(range(ROWS)),
+        num_proposed=3,
+        num_accepted=1,
+        emitted_ids=[1, 2],
+        draft_version=0,
+    )
+    step = CaptureStep(
+        schema_version=SCHEMA_VERSION,
+        spec=spec,
+        engine_id="engine-0",
+        engine_epoch="e",
+        step=1,
+        target_version=0,
+        captured_at_s=0.0,
+        spans=[span],
+        finished_ids=[],
+        tensors=[frame_for((ROWS, HIDDEN * NUM_AUX), "float32"), frame_for((ROWS, HIDDEN), "float32")],
+    )
+    return msgspec.structs.replace(step, **changes)
+
+
+def test_fitting_frames_pass_as_views() -> None:
+    aux, hidden = check_capture(capture(), FRAMES)
+    assert (aux.nbytes, hidden.nbytes) == (128, 64)
+
+
+@pytest.mark.parametrize(
+    "frames", [FRAMES[:1], [*FRAMES, b""], [FRAMES[0][:-1], FRAMES[1]], [FRAMES[0], FRAMES[1] + b"x"], FRAMES[::-1]]
+)
+def test_frames_of_other_sizes_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(FrameError):
+        check_capture(capture(), frames)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [],
+        [frame_for((ROWS, HIDDEN), "float32")] * 2,
+        [frame_for((ROWS, HIDDEN * NUM_AUX), "bfloat16"), frame_for((ROWS, HIDDEN), "bfloat16")],
+    ],
+)
+def test_a_header_that_differs_from_the_spec_is_refused(tensors: list[Any]) -> None:
+    with pytest.raises(FrameError, match="header announces"):
+        check_capture(capture(tensors=tensors), FRAMES)
+
+
+@pytest.mark.parametrize(("num_proposed", "num_accepted"), [(3, 4), (4, 1), (3, -1), (9, 0)])
+def test_impossible_counts_are_refused(num_proposed: int, num_accepted: int) -> None:
+    step = capture()
+    span = msgspec.structs.replace(step.spans[0], num_proposed=num_proposed, num_accepted=num_accepted)
+    with pytest.raises(FrameError, match="impossible"):
+        check_capture(capture(spans=[span]), FRAMES)
+
+
+def test_a_dtype_that_may_not_travel_is_refused() -> None:
+    with pytest.raises(FrameError, match="int64"):
+        frame_for((1,), "int64")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from wire.errors import SchemaMismatch, WireError
+from wire.messages import (
+    AcceptanceCount,
+    CaptureSpan,
+    CaptureStep,
+    EngineStats,
+    TensorFrame,
+    decode,
+    encode,
+)
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+
+def spec() -> CaptureSpec:
+    return CaptureSpec(
+        target_id="tiny",
+        target_revision="r",
+        tokenizer_sha256="t",
+        dtype="float32",
+        hidden_size=4,
+        vocab_size=32,
+        draft_vocab_size=16,
+        aux_layer_ids=(1, 2),
+    )
+
+
+def span() -> CaptureSpan:
+    return CaptureSpan(
+        request_id="q",
+        tenant="a",
+        domain="d",
+        temperature=0.0,
+        first_position=7,
+        token_ids=[1, 2, 3, 4],
+        num_proposed=3,
+        num_accepted=1,
+        emitted_ids=[2, 9],
+        draft_version=5,
+    )
+
+
+def step() -> CaptureStep:
+    return CaptureStep(
+        schema_version=SCHEMA_VERSION,
+        spec=spec(),
+        engine_id="engine-0",
+        engine_epoch="e",
+        step=1,
+        target_version=0,
+        captured_at_s=2.0,
+        spans=[span()],
+        finished_ids=["p"],
+        tensors=[TensorFrame(dtype="float32", shape=(4, 8), num_bytes=128)],
+    )
+
+
+def stats() -> EngineStats:
+    count = AcceptanceCount(
+        draft_version=5,
+        tenant="a",
+        domain="d",
+        num_verify_steps=10,
+        proposed_per_position=[10, 10],
+        accepted_per_position=[5, 3],
+    )
+    return EngineStats(
+        schema_version=SCHEMA_VERSION,
+        engine_id="engine-0",
+        engine_epoch="e",
+        sent_at_s=1.0,
+        draft_version=5,
+        target_version=0,
+        capture_rate=1.0,
+        acceptance=[count],
+        num_captured_rows=3,
+        num_dropped_rows={"queue_full": 2},
+    )
+
+
+@pytest.mark.parametrize("message", [step(), stats()])
+def test_a_message_comes_back_as_it_went(message: CaptureStep | EngineStats) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_stats_bytes_do_not_change_within_a_schema_version() -> None:
+    golden = (
+        "8ba474797065ac656e67696e655f7374617473ae736368656d615f76657273696f6e01a9656e67696e655f6964a8656e67696e652d30"
+        "ac656e67696e655f65706f6368a165a973656e745f61745f73cb3ff0000000000000ad64726166745f76657273696f6e05"
+        "ae7461726765745f76657273696f6e00ac636170747572655f72617465cb3ff0000000000000aa616363657074616e63659186"
+        "ad64726166745f76657273696f6e05a674656e616e74a161a6646f6d61696ea164b06e756d5f7665726966795f73746570730a"
+        "b570726f706f7365645f7065725f706f736974696f6e920a0ab561636365707465645f7065725f706f736974696f6e920503"
+        "b16e756d5f63617074757265645f726f777303b06e756d5f64726f707065645f726f777381aa71756575655f66756c6c02"
+    )
+    assert encode(stats()).hex() == golden
+
+
+def test_a_span_counts_the_rows_on_the_emitted_text() -> None:
+    assert (span().num_rows, span().num_valid_rows) == (4, 2)
+
+
+def test_acceptance_length_counts_the_targets_own_token() -> None:
+    assert stats().acceptance[0].acceptance_length == pytest.approx(1.8)
+
+
+def test_acceptance_length_is_one_when_nothing_was_measured() -> None:
+    count = AcceptanceCount(
+        draft_version=0, tenant="", domain="", num_verify_steps=0, proposed_per_position=[], accepted_per_position=[]
+    )
+    assert count.acceptance_length == 1.0
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x00", b"not msgpack", encode(stats())[:-3], msgspec.msgpack.encode({"type": "other"})]
+)
+def test_garbage_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(payload)
+
+
+def test_wrong_types_are_refused() -> None:
+    content = msgspec.msgpack.decode(encode(stats())) | {"capture_rate": "much"}
+    with pytest.raises(WireError, match="capture_rate"):
+        decode(msgspec.msgpack.encode(content))
+
+
+def test_another_schema_is_refused_by_name() -> None:
+    content = msgspec.msgpack.decode(encode(stats())) | {"schema_version": SCHEMA_VERSION + 1}
+    with pytest.raises(SchemaMismatch, match=f"engine-0 speaks schema {SCHEMA_VERSION + 1}, this process {SCHEMA_VERSION}"):
+        decode(msgspec.msgpack.encode(content))
+
+
+def test_a_new_field_of_a_newer_release_is_ignored() -> None:
+    content = msgspec.msgpack.decode(encode(stats())) | {"added_later": 1}
+    assert decode(msgspec.msgpack.encode(content)) == stats()
