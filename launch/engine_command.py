@@ -13,10 +13,10 @@ from launch.rundir import ENGINE_TOKEN_VARIABLE, Tokens
 from server.config import EnginePartsConfig
 from wire.errors import ConfigError
 
-VLLM_MODULE = "vllm.entrypoints.cli.main"
+ENGINE_MODULE = "server.engine.serve"
 PLUGINS = "paceline,paceline_control"
-CPU_WORKER = "server.engine.worker.PacelineCpuWorker"
-GPU_WORKER = "server.engine.worker.PacelineGpuWorker"
+CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
+GPU_WORKER = "server.engine.worker_gpu.PacelineGpuWorker"
 
 _CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 _DEFAULTS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "enable_prefix_caching": True}
@@ -56,7 +56,7 @@ def engine_argv(config: SystemConfig, host: HostFacts, *, port: int, target_dir:
             "num_speculative_tokens_per_batch_size": schedule,
         },
     }
-    return [host.python, "-m", VLLM_MODULE, "serve", str(target_dir), *as_flags(owned | options)]
+    return [host.python, "-m", ENGINE_MODULE, str(target_dir), *as_flags(owned | options)]
 
 
 def depth_schedule(depth: int, *, max_num_seqs: int, every_depth: bool) -> list[list[int]]:
