@@ -41,6 +41,7 @@ class CanarySettings(Config):
     """Live AL may fall short of the previous draft's by this share of it, per domain mix; more rolls back."""
     deadline_s: float = Field(600.0, gt=0.0)
     """Without enough traffic by then the draft stays and the canary ends undecided."""
+    check_every_s: float = Field(1.0, gt=0.0)
 
 
 class AdmissionSettings(Config):
@@ -48,6 +49,10 @@ class AdmissionSettings(Config):
 
     max_in_flight: int = Field(256, ge=1)
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    max_choices: int = Field(128, ge=1)
+    """Largest `n` of one request; each choice is a sequence in the engine."""
+    body_timeout_s: float = Field(30.0, gt=0.0)
+    """For a client to send its whole request body; a slow one would hold its place in the queue."""
 
 
 class GatewaySettings(Config):
@@ -61,6 +66,14 @@ class GatewaySettings(Config):
     """Distinct tenants and domains kept as metric labels; further ones count as `other`."""
     swap_deadline_s: float = Field(60.0, gt=0.0)
     """For staging and committing a draft on all engines."""
+    health_interval_s: float = Field(1.0, gt=0.0)
+    """Between two health probes of one engine."""
+    health_timeout_s: float = Field(5.0, gt=0.0)
+    """For one probe; three in a row without an answer make an engine not ready."""
+    engine_idle_timeout_s: float = Field(600.0, gt=0.0)
+    """Longest silence of an engine while a request runs on it."""
+    shutdown_grace_s: float = Field(10.0, ge=0.0)
+    """For running requests to end after SIGTERM."""
 
 
 class GatewayConfig(Config):

@@ -1,0 +1,159 @@
+"""The admin port: status, drafts, the learner and capture. Versions are integers here; no route takes a path or a URL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from server.auth import BearerAuth
+from server.body import ClientDisconnected, read_body
+from server.drafts import Drafts
+from server.errors import ApiError, SwapInProgress, as_api_error
+from server.health import HealthMonitor
+from server.idempotency import Answer, IdempotencyCache
+from server.learner_link import LearnerLink
+from server.public import install_error_shapes, json_response
+from server.swap import SwapCoordinator
+from wire.control import ActivateRequest, AdminStatus, CaptureRequest, LearnerReport, SwapReport
+from wire.errors import PacelineError
+
+MAX_BODY_BYTES = 1 << 20
+BODY_TIMEOUT_S = 10.0
+_VERSION = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """operator -> gateway: POST /admin/drafts/rollback. The body may be left out."""
+
+    expected_active: int | None = None
+
+
+def admin_app(
+    *,
+    token: str,
+    swap: SwapCoordinator,
+    drafts: Drafts,
+    learner: LearnerLink,
+    health: HealthMonitor,
+    status: Callable[[], AdminStatus],
+) -> FastAPI:
+    """The application of the admin port."""
+    app = FastAPI(title="Paceline admin", openapi_url=None)
+    install_error_shapes(app)
+    app.add_middleware(BearerAuth, token=token)
+    _add_draft_routes(app, swap, drafts)
+    _add_learner_routes(app, learner, drafts)
+
+    @app.get("/admin/status")
+    async def get_status() -> Response:
+        return json_response(status())
+
+    @app.post("/admin/capture")
+    async def set_capture(request: Request) -> Response:
+        rate = (await _read(request, CaptureRequest)).rate
+        if not 0.0 <= rate <= 1.0:
+            raise ApiError(
+                400, f"rate is the share of requests to capture, 0 to 1, got {rate:g}", code="bad_rate", param="rate"
+            )
+        problems = await health.set_capture_rate(rate)
+        if problems:
+            detail = "; ".join(problems.values())
+            raise ApiError(502, f"remembered, but not yet in force everywhere: {detail}", code="engine_error")
+        return json_response({"rate": rate})
+
+    return app
+
+
+def _add_draft_routes(app: FastAPI, swap: SwapCoordinator, drafts: Drafts) -> None:
+    answers = IdempotencyCache()
+
+    @app.get("/admin/drafts")
+    async def list_drafts() -> Response:
+        return json_response(await drafts.listing())
+
+    @app.get("/admin/drafts/{version}")
+    async def show_draft(version: str) -> Response:
+        number = _version(version)
+        return await _answer(lambda: drafts.entry(number))
+
+    @app.post("/admin/drafts/rollback")
+    async def roll_back(request: Request) -> Response:
+        body = await _read(request, RollBackRequest, default=b"{}")
+        return await _once(answers, request, body, lambda: swap.roll_back(body.expected_active))
+
+    @app.post("/admin/drafts/{version}/activate")
+    async def activate(version: str, request: Request) -> Response:
+        number = _version(version)
+        body = await _read(request, ActivateRequest)
+        return await _once(answers, request, body, lambda: swap.activate(number, body))
+
+
+def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts) -> None:
+    @app.post("/admin/learner/report")
+    async def report(request: Request) -> Response:
+        body = await _read(request, LearnerReport)
+
+        async def receive() -> msgspec.Struct:
+            if drafts.active is None:
+                raise ApiError(503, "no engine has told its draft yet", code="not_ready", retry_after_s=1)
+            return learner.receive(body, drafts.active)
+
+        return await _answer(receive)
+
+    @app.post("/admin/learner/pause")
+    async def pause() -> Response:
+        learner.is_paused = True
+        return json_response(learner.view())
+
+    @app.post("/admin/learner/resume")
+    async def resume() -> Response:
+        learner.is_paused = False
+        return json_response(learner.view())
+
+
+def _version(text: str) -> int:
+    if not _VERSION.fullmatch(text):
+        raise ApiError(400, f"a draft version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
+    return int(text)
+
+
+async def _read(request: Request, kind: type[Body], *, default: bytes = b"") -> Body:
+    try:
+        raw = await read_body(request.receive, request.scope["headers"], max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
+        return msgspec.json.decode(raw or default, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not a valid {kind.__name__}: {error}", code="bad_body") from None
+    except ClientDisconnected:
+        raise ApiError(400, "the client left before its request was complete", code="client_disconnected") from None
+
+
+async def _answer(work: Callable[[], Awaitable[msgspec.Struct]]) -> Response:
+    try:
+        return json_response(await work())
+    except PacelineError as error:
+        raise as_api_error(error) from error
+
+
+async def _once(
+    answers: IdempotencyCache, request: Request, body: msgspec.Struct, work: Callable[[], Awaitable[SwapReport]]
+) -> Response:
+    """Do a swap, once per idempotency key; its errors are answers too."""
+
+    async def attempt() -> Answer:
+        try:
+            return Answer(200, msgspec.json.encode(await work()), is_final=True)
+        except PacelineError as error:
+            failure = as_api_error(error)
+            is_final = failure.status < 500 and not isinstance(error, SwapInProgress)
+            return Answer(failure.status, failure.body(), is_final)
+
+    identity = request.url.path.encode() + b"\0" + msgspec.json.encode(body)
+    answer = await answers.once(request.headers.get("idempotency-key"), identity, attempt)
+    headers = {"retry-after": "1"} if answer.status == 503 else {}
+    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)

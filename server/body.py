@@ -1,0 +1,105 @@
+"""Request bodies: read with a bound, parsed one level deep, and given our arguments for the engine's worker.
+
+Only the top level is parsed, so every value a client sent reaches the engine byte for byte. What the values mean is the
+engine's business, except where one could hurt other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from server.errors import ApiError
+from server.identity import Identity
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+_OUR_PREFIX = "paceline_"
+_INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+"""They name hosts and ports an engine would connect to; a client must not choose those."""
+
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+_xargs_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
+_count_decoder = msgspec.json.Decoder(int | None)
+
+
+class ClientDisconnected(Exception):
+    """The client is gone; there is nobody to answer."""
+
+
+async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body; raises ApiError 413 or 408, or ClientDisconnected."""
+    announced = next((value for key, value in headers if key == b"content-length"), b"0")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected
+                chunk = message.get("body", b"")
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise ApiError(408, f"the request body did not arrive within {timeout_s:g} s", code="body_timeout") from None
+
+
+def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> bytes:
+    """The body for the engine; raises ApiError (400) saying what is wrong with the client's."""
+    fields = _parse(body)
+    for name in _INTERNAL_FIELDS:
+        if bytes(fields.get(name, b"null")) != b"null":
+            raise ApiError(400, f"{name} is internal to the server; leave it out", code="internal_field", param=name)
+    _check_choices(fields, max_choices)
+    xargs = _client_xargs(fields)
+    encode = msgspec.json.encode
+    xargs.update((name, Raw(encode(value))) for name, value in identity.engine_args().items())
+    fields["vllm_xargs"] = Raw(encode(xargs))
+    return encode(fields)
+
+
+def _parse(body: bytes) -> dict[str, Raw]:
+    try:
+        return _object_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from None
+
+
+def _check_choices(fields: dict[str, Raw], max_choices: int) -> None:
+    try:
+        count = _count_decoder.decode(fields.get("n", b"null"))
+    except msgspec.DecodeError:
+        return  # Not a whole number: the engine says so in its own words.
+    if count is not None and count > max_choices:
+        raise ApiError(400, f"n must be at most {max_choices}, got {count}", code="too_many_choices", param="n")
+
+
+def _client_xargs(fields: dict[str, Raw]) -> dict[str, Raw]:
+    try:
+        xargs = _xargs_decoder.decode(fields.get("vllm_xargs", b"null")) or {}
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"vllm_xargs is not an object: {error}", code="bad_xargs", param="vllm_xargs") from None
+    reserved = sorted(name for name in xargs if name.startswith(_OUR_PREFIX))
+    if reserved:
+        raise ApiError(
+            400,
+            f"vllm_xargs keys {reserved} are reserved; use the X-Paceline-Capture, -Tenant and -Domain headers",
+            code="reserved_xargs",
+            param="vllm_xargs",
+        )
+    return xargs
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the request body is larger than {max_bytes} bytes", code="body_too_large")

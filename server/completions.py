@@ -1,0 +1,77 @@
+"""The public model routes as plain ASGI: admission, body, relay, and one way to end for each way a request can end.
+
+Plain ASGI rather than a framework handler, because the client's disconnect must reach the engine while its answer streams.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from server.admission import Admission
+from server.body import ClientDisconnected, Receive, prepare_body, read_body
+from server.errors import ApiError
+from server.identity import read_identity, read_request_id
+from server.proxy import Exchange, Proxy, Send, StreamBroken, until_disconnected
+from server.traffic import DISCONNECTED, REFUSED, SERVED, Timer, Traffic
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+class ModelRoute:
+    """One route that is answered by an engine."""
+
+    def __init__(self, path: str, proxy: Proxy, admission: Admission, traffic: Traffic) -> None:
+        self.path = path
+        self._proxy = proxy
+        self._admission = admission
+        self._traffic = traffic
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        timer = Timer(self.path)
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        exchange = Exchange(scope["method"], self.path, None, read_request_id(headers))
+        try:
+            with self._admission.slot():
+                if exchange.method == "POST":
+                    exchange.body = await self._body(headers, receive, exchange.request_id)
+                work = self._proxy.relay(exchange, send, on_first_byte=lambda: self._traffic.first_byte(timer))
+                if not await until_disconnected(work, _disconnected(receive)):
+                    raise ClientDisconnected
+            timer.status = exchange.status
+            timer.outcome = SERVED if exchange.status < 400 else REFUSED if exchange.status < 500 else timer.outcome
+        except ApiError as error:
+            timer.status = error.status
+            timer.outcome = REFUSED if error.status < 500 else timer.outcome
+            await send_error(send, error, exchange.request_id)
+        except StreamBroken as error:
+            timer.status = exchange.status
+            logger.error("request %s was cut short: %s", exchange.request_id, error)
+        except ClientDisconnected:
+            timer.status, timer.outcome = CLIENT_CLOSED_REQUEST, DISCONNECTED
+        finally:
+            self._traffic.finished(timer)
+
+    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive, request_id: str) -> bytes:
+        settings = self._admission.settings
+        identity = read_identity(headers, request_id)
+        body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
+        return prepare_body(body, identity, max_choices=settings.max_choices)
+
+
+async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:
+    """Send an ApiError as a whole answer."""
+    body = error.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id.encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

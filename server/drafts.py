@@ -1,0 +1,127 @@
+"""Drafts: the store as the gateway sees it, and what it remembers about versions: lineage and roll backs.
+
+Blocking file work runs in threads. This module knows no engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.errors import DraftNotFound
+from wire.artifact import DraftManifest
+from wire.control import DraftEntry, DraftList
+from wire.errors import ArtifactError, SwapError
+from wire.store import DraftStore
+
+MAX_LINEAGE = 32
+MAX_MARKS = 256
+
+
+class NotAccepted(SwapError):
+    """The gate or a canary spoke against this draft, and nobody forced it."""
+
+    code = "draft_not_accepted"
+
+
+class Drafts:
+    """Active version, those before it, and those that were rolled back."""
+
+    def __init__(self, store: DraftStore) -> None:
+        self.store = store
+        self.active: int | None = store.active()
+        self.rolled_back: dict[int, str] = {}
+        self._lineage: list[int] = self._recorded_parent()
+
+    @property
+    def previous(self) -> int | None:
+        """The version active before the present one."""
+        return self._lineage[-1] if self._lineage else None
+
+    def floor(self) -> int | None:
+        return self.store.floor()
+
+    async def verify(self, version: int) -> DraftManifest:
+        """The manifest of an intact artifact; raises ArtifactError, DraftNotFound where there is none."""
+        self._require_present(version)
+        try:
+            return await asyncio.to_thread(self.store.verify, version)
+        except OSError as error:
+            raise ArtifactError(f"draft {version} cannot be read: {error}") from error
+
+    def require_accepted(self, manifest: DraftManifest) -> None:
+        """Raises NotAccepted unless the gate accepted it and no canary rolled it back."""
+        version = manifest.version
+        if version in self.rolled_back:
+            raise NotAccepted(f"draft {version} was rolled back ({self.rolled_back[version]}); use force to try it again")
+        if manifest.gate is None:
+            raise NotAccepted(f"draft {version} ({manifest.origin}) never passed the gate; use force to activate it anyway")
+        if not manifest.gate.accepted:
+            raise NotAccepted(f"the gate rejected draft {version}: {manifest.gate.reason}; use force to activate it anyway")
+
+    def advance(self, version: int) -> None:
+        """`version` is active now, the former one its predecessor."""
+        if self.active is not None:
+            self._lineage = [*self._lineage, self.active][-MAX_LINEAGE:]
+        self.active = version
+        self.rolled_back.pop(version, None)
+
+    def retreat(self, version: int) -> None:
+        """`version` is active again; whatever came after it is no predecessor any more."""
+        while self._lineage and self._lineage.pop() != version:
+            pass
+        self.active = version
+
+    def mark_rolled_back(self, version: int, reason: str) -> None:
+        self.rolled_back[version] = reason
+        while len(self.rolled_back) > MAX_MARKS:
+            self.rolled_back.pop(next(iter(self.rolled_back)))
+
+    async def persist_active(self, version: int) -> str:
+        """Move the pointer on disk; returns what went wrong, empty when nothing did."""
+        try:
+            await asyncio.to_thread(self.store.set_active, version)
+        except (OSError, ArtifactError) as error:
+            return str(error)
+        return ""
+
+    async def listing(self) -> DraftList:
+        return await asyncio.to_thread(self._listing)
+
+    async def entry(self, version: int) -> DraftEntry:
+        """Raises DraftNotFound."""
+        self._require_present(version)
+        return await asyncio.to_thread(self._entry, version)
+
+    def _listing(self) -> DraftList:
+        return DraftList(
+            active_version=self.active,
+            previous_version=self.previous,
+            floor_version=self.floor(),
+            drafts=[self._entry(version) for version in self.store.versions()],
+        )
+
+    def _entry(self, version: int) -> DraftEntry:
+        marks = {"active": self.active, "previous": self.previous, "floor": self.floor()}
+        names = [name for name, marked in marks.items() if marked == version]
+        reason = self.rolled_back.get(version, "")
+        if version in self.rolled_back:
+            names.append("rolled_back")
+        try:
+            manifest = self.store.manifest(version)
+        except ArtifactError as error:
+            return DraftEntry(version=version, marks=[*names, "unreadable"], reason=str(error))
+        return DraftEntry(version=version, marks=names, reason=reason, manifest=manifest)
+
+    def _require_present(self, version: int) -> None:
+        if not self.store.directory(version).is_dir():
+            raise DraftNotFound(f"there is no draft {version}; GET /admin/drafts lists what there is")
+
+    def _recorded_parent(self) -> list[int]:
+        """The active version's parent, where the gateway finds itself started on a store with history."""
+        if self.active is None:
+            return []
+        try:
+            parent = self.store.manifest(self.active).parent
+        except (ArtifactError, OSError):
+            return []
+        return [] if parent is None else [parent]

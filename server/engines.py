@@ -1,0 +1,119 @@
+"""EngineClient: the private HTTP routes of one engine, typed.
+
+This module owns the connection pool and the token. It does not know which engine is ready or which draft should be active.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from server.config import EngineEndpoint
+from server.errors import EngineRefused
+from wire.control import CaptureRequest, CommitReport, CommitRequest, DepthRequest, Digest, EngineStatus, StageRequest
+from wire.errors import EngineError
+
+CONNECT_TIMEOUT_S = 2.0
+CONTROL_TIMEOUT_S = 10.0
+KEEPALIVE_S = 3.0
+"""Shorter than uvicorn's 5 s, so the gateway, not the engine, closes an idle connection; else a request could meet the close."""
+MAX_ERROR_CHARS = 500
+
+Answer = TypeVar("Answer")
+
+
+class _Staged(msgspec.Struct):
+    version: int
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorDetail
+
+
+def new_session(engine_token: str, *, idle_timeout_s: float) -> aiohttp.ClientSession:
+    """The connection pool to all engines. The bodies of answers are passed on as they come, so nothing is decompressed."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s),
+        headers={"Authorization": f"Bearer {engine_token}", "Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )
+
+
+class EngineClient:
+    """One engine's private routes. Every method raises EngineError, or EngineRefused with the engine's own reason."""
+
+    def __init__(self, endpoint: EngineEndpoint, session: aiohttp.ClientSession) -> None:
+        self.id = endpoint.id
+        self.base_url = endpoint.url.rstrip("/")
+        self.session = session
+
+    async def health(self, *, timeout_s: float) -> None:
+        await self._call("GET", "/health", timeout_s=timeout_s)
+
+    async def status(self) -> EngineStatus:
+        return self._decode(await self._call("GET", "/paceline/status"), EngineStatus)
+
+    async def stage(self, version: int, *, timeout_s: float) -> None:
+        """Returns when the engine holds the verified artifact."""
+        body = await self._call("POST", "/paceline/stage", StageRequest(version=version), timeout_s=timeout_s)
+        staged = self._decode(body, _Staged).version
+        if staged != version:
+            raise EngineError(f"engine {self.id} staged draft {staged} when asked for {version}")
+
+    async def commit(self, version: int, *, expected_active: int, timeout_s: float) -> CommitReport:
+        request = CommitRequest(version=version, expected_active=expected_active)
+        return self._decode(await self._call("POST", "/paceline/commit", request, timeout_s=timeout_s), CommitReport)
+
+    async def set_capture(self, rate: float) -> None:
+        await self._call("POST", "/paceline/capture", CaptureRequest(rate=rate))
+
+    async def set_depth(self, depth: int) -> None:
+        await self._call("POST", "/paceline/depth", DepthRequest(depth=depth))
+
+    async def digest(self) -> Digest:
+        return self._decode(await self._call("GET", "/paceline/digest"), Digest)
+
+    async def metrics_text(self, *, timeout_s: float) -> str:
+        return (await self._call("GET", "/metrics", timeout_s=timeout_s)).decode()
+
+    async def _call(
+        self, method: str, path: str, message: msgspec.Struct | None = None, *, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> bytes:
+        data = None if message is None else msgspec.json.encode(message)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        headers = {"Content-Type": "application/json"} if data is not None else None
+        try:
+            async with self.session.request(
+                method, self.base_url + path, data=data, headers=headers, timeout=timeout
+            ) as response:
+                body = await response.read()
+        except TimeoutError as error:
+            raise EngineError(f"engine {self.id} did not answer {method} {path} within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineError(f"engine {self.id} does not answer {method} {path}: {error}") from error
+        if response.status >= 400:
+            raise self._refusal(response.status, body, path)
+        return body
+
+    def _refusal(self, status: int, body: bytes, path: str) -> EngineRefused:
+        try:
+            detail = msgspec.json.decode(body, type=_ErrorBody).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            text = body[:MAX_ERROR_CHARS].decode(errors="replace")
+            detail = _ErrorDetail(message=f"HTTP {status} from {path}: {text}")
+        return EngineRefused(status, f"engine {self.id}: {detail.message}", str(detail.code or "engine_error"))
+
+    def _decode(self, body: bytes, kind: type[Answer]) -> Answer:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EngineError(f"engine {self.id} answered what is not a {kind.__name__}: {error}") from error

@@ -1,0 +1,118 @@
+"""Fleet: the engines, what is known of each, and which one a request goes to.
+
+This module holds state; `health` finds it out and `swap` changes drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from server.engines import EngineClient
+from wire.control import EngineStatus, EngineView
+from wire.spec import CaptureSpec
+
+
+class Engine:
+    """One engine replica."""
+
+    def __init__(self, client: EngineClient, events_endpoint: str) -> None:
+        self.client = client
+        self.events_endpoint = events_endpoint
+        self.ready = False
+        """It answers, its parts are verified, and requests may go to it."""
+        self.reason = "not probed yet"
+        self.status: EngineStatus | None = None
+        """As of the last synchronisation."""
+        self.needs_sync = True
+        self.draft_version: int | None = None
+        self.target_version: int | None = None
+        self.num_in_flight = 0
+        self.wake = asyncio.Event()
+        """Set to have the next health probe now."""
+
+    @property
+    def id(self) -> str:
+        return self.client.id
+
+    @property
+    def epoch(self) -> str:
+        return self.status.engine_epoch if self.status else ""
+
+    def adopt(self, status: EngineStatus) -> None:
+        """Remember what the engine says of itself."""
+        self.status = status
+        self.draft_version = status.workers[0].draft_version
+        self.target_version = status.workers[0].target_version
+
+    def mark_ready(self, remark: str = "") -> None:
+        self.ready, self.reason, self.needs_sync = True, remark, False
+
+    def mark_down(self, reason: str) -> None:
+        """No more requests until a probe says otherwise; what it holds is unknown then."""
+        self.ready, self.reason, self.needs_sync = False, reason, True
+
+    def suspect(self, reason: str) -> None:
+        """A request met a dead connection: stop sending and probe now."""
+        self.mark_down(reason)
+        self.wake.set()
+
+    def request_sync(self) -> None:
+        """What the engine serves may have changed; it goes on serving meanwhile."""
+        self.needs_sync = True
+        self.wake.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request in flight."""
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+
+    def view(self) -> EngineView:
+        status = self.status
+        return EngineView(
+            id=self.id,
+            ready=self.ready,
+            reason=self.reason,
+            engine_epoch=self.epoch,
+            draft_version=self.draft_version,
+            target_version=self.target_version,
+            parts=common_parts(status) if status else [],
+            num_speculative_tokens=status.num_speculative_tokens if status else 0,
+            depth=status.depth if status else 0,
+            num_in_flight=self.num_in_flight,
+        )
+
+
+class Fleet:
+    """All engines of this gateway."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+
+    def ready(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.ready]
+
+    def choose(self, exclude: Collection[Engine] = ()) -> Engine | None:
+        """Where the next request goes: the ready engine with the fewest requests in flight."""
+        candidates = [engine for engine in self.engines if engine.ready and engine not in exclude]
+        return min(candidates, key=lambda engine: engine.num_in_flight, default=None)
+
+    def spec(self) -> CaptureSpec | None:
+        """What the ready engines capture; they agree, or they would not all be ready."""
+        return next((engine.status.spec for engine in self.engines if engine.ready and engine.status), None)
+
+    def why_not_ready(self) -> str:
+        """Empty when at least one engine is ready."""
+        if self.ready():
+            return ""
+        return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.reason}" for engine in self.engines)
+
+
+def common_parts(status: EngineStatus) -> list[str]:
+    """Parts that every worker of an engine has loaded."""
+    return sorted(set.intersection(*(set(worker.parts) for worker in status.workers))) if status.workers else []

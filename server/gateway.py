@@ -1,0 +1,173 @@
+"""Gateway: builds every part, wires them, and runs both ports in one event loop until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import uvicorn
+import zmq.asyncio
+
+from server.acceptance import AcceptanceLedger
+from server.admin import admin_app
+from server.admission import Admission
+from server.canary import Canary
+from server.collectors import AcceptanceCollector, FleetCollector, LearnerCollector
+from server.completions import ModelRoute
+from server.config import GatewayConfig
+from server.drafts import Drafts
+from server.engines import EngineClient, new_session
+from server.events import StatsListener
+from server.fleet import Engine, Fleet
+from server.health import HealthMonitor
+from server.learner_link import LearnerLink
+from server.metrics import Metrics
+from server.proxy import Proxy
+from server.public import public_app
+from server.scrape import MetricsPage
+from server.status import StatusPage
+from server.swap import SwapCoordinator
+from server.traffic import Traffic
+from wire.errors import ConfigError
+from wire.store import DraftStore
+
+logger = logging.getLogger(__name__)
+
+WINDOW_PER_VERDICT = 10
+"""The recent window of AL holds that many times the verify steps of a canary's verdict."""
+
+
+class Gateway:
+    """One gateway process. Made inside a running event loop."""
+
+    def __init__(self, config: GatewayConfig, *, operator_token: str, engine_token: str) -> None:
+        settings = config.gateway
+        self.config = config
+        self.metrics = Metrics()
+        self.session = new_session(engine_token, idle_timeout_s=settings.engine_idle_timeout_s)
+        self.context = zmq.asyncio.Context()
+        self.fleet = Fleet([Engine(EngineClient(end, self.session), end.events_endpoint) for end in config.engines])
+        self.ledger = AcceptanceLedger(
+            max_label_values=settings.max_label_values, window_steps=WINDOW_PER_VERDICT * config.canary.min_verify_steps
+        )
+        self.drafts = Drafts(DraftStore(config.state_dir))
+        self.canary = Canary(self.ledger, config.canary)
+        self.swap = SwapCoordinator(self.fleet, self.drafts, self.canary, self.metrics, deadline_s=settings.swap_deadline_s)
+        self.health = HealthMonitor(self.fleet, self.swap, settings)
+        self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.metrics)
+        self.learner = LearnerLink()
+        self.admission = Admission(config.admission)
+        self.traffic = Traffic(self.metrics)
+        self.status = StatusPage(self)
+        self._started_s = time.monotonic()
+        self._register_collectors()
+        self.public = public_app(
+            fleet=self.fleet, route=self._route, metrics_text=MetricsPage(self.metrics.registry, self.fleet).text
+        )
+        self.admin = admin_app(
+            token=operator_token,
+            swap=self.swap,
+            drafts=self.drafts,
+            learner=self.learner,
+            health=self.health,
+            status=self.status.build,
+        )
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    async def serve(self, public_socket: socket.socket, admin_socket: socket.socket, stop: asyncio.Event) -> None:
+        """Run until `stop` is set, then let running requests end within the grace time."""
+        public, admin = self._server(self.public), self._server(self.admin)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.context.destroy, linger=0)
+            await stack.enter_async_context(self.session)
+            await stack.enter_async_context(_background(self._chores()))
+            servers = [
+                asyncio.ensure_future(public.serve(sockets=[public_socket])),
+                asyncio.ensure_future(admin.serve(sockets=[admin_socket])),
+            ]
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait([*servers, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            public.should_exit = admin.should_exit = True
+            await asyncio.gather(*servers)
+
+    def _chores(self) -> list[Coroutine[Any, Any, None]]:
+        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary()]
+        for engine in self.fleet.engines:
+            chores += [self.health.watch(engine), self.listener.listen(engine)]
+        return chores
+
+    async def _watch_canary(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.canary.check_every_s)
+            await self.swap.check_canary()
+
+    def _route(self, path: str) -> ModelRoute:
+        return ModelRoute(path, Proxy(self.fleet, self.session, self.metrics), self.admission, self.traffic)
+
+    def _register_collectors(self) -> None:
+        registry = self.metrics.registry
+        self.metrics.in_flight.set_function(lambda: self.admission.num_in_flight)
+        registry.register(AcceptanceCollector(self.ledger, self.drafts))
+        registry.register(FleetCollector(self.fleet, self.drafts))
+        registry.register(LearnerCollector(self.learner))
+
+    def _server(self, app: Any) -> uvicorn.Server:
+        return _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=max(round(self.config.gateway.shutdown_grace_s), 1),
+            )
+        )
+
+
+class _Server(uvicorn.Server):
+    """Two servers share the process, so neither may own its signals; `main` does."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; raises ConfigError naming the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; stop what uses it, or choose another port") from error
+    return bound
+
+
+@contextlib.asynccontextmanager
+async def _background(chores: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run the chores beside the body. One that ends by an exception is a fault of ours: it is logged and the rest go on."""
+    tasks = [asyncio.ensure_future(chore) for chore in chores]
+    for task in tasks:
+        task.add_done_callback(_report_fault)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("a background task of the gateway died", exc_info=error)

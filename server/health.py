@@ -1,0 +1,119 @@
+"""HealthMonitor: finds out which engines may serve, and brings those that come (back) up into line.
+
+One task per engine: probe every second, and at once where a request met a dead connection. It moves engines in and out of
+the fleet; which draft is the active one is the swap coordinator's knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from server.config import GatewaySettings
+from server.fleet import Engine, Fleet, common_parts
+from server.swap import SwapCoordinator
+from wire.control import EngineStatus
+from wire.errors import EngineError, PacelineError, SchemaMismatch, WireError
+from wire.spec import SCHEMA_VERSION
+
+logger = logging.getLogger(__name__)
+
+REQUIRED_PARTS = ("capture", "weights")
+MAX_SILENT_PROBES = 3
+"""A busy engine may miss one probe; a dead one refuses the connection, which counts at once."""
+RESYNC_S = 30.0
+"""Between attempts to bring an engine to the active draft when it could not be brought there."""
+
+
+class PartsMissing(WireError):
+    """An engine runs without our worker parts."""
+
+    code = "parts_missing"
+
+
+class HealthMonitor:
+    """Keeps `Engine.ready` true to life."""
+
+    def __init__(self, fleet: Fleet, swap: SwapCoordinator, settings: GatewaySettings) -> None:
+        self.capture_rate: float | None = None
+        """The operator's last wish; applied to every engine that comes up."""
+        self._fleet = fleet
+        self._swap = swap
+        self._settings = settings
+
+    async def watch(self, engine: Engine) -> None:
+        """Probe one engine for as long as the gateway runs."""
+        num_silent = 0
+        next_resync_s = 0.0
+        while True:
+            engine.wake.clear()
+            try:
+                await engine.client.health(timeout_s=self._settings.health_timeout_s)
+                num_silent = 0
+            except EngineError as error:
+                num_silent += 1
+                is_timeout = isinstance(error.__cause__, TimeoutError)
+                if not engine.ready or not is_timeout or num_silent >= MAX_SILENT_PROBES:
+                    self._mark_down(engine, str(error))
+            else:
+                is_odd = engine.ready and bool(engine.reason) and time.monotonic() >= next_resync_s
+                if engine.needs_sync or is_odd:
+                    next_resync_s = time.monotonic() + RESYNC_S
+                    await self._sync(engine)
+            await self._pause(engine)
+
+    async def set_capture_rate(self, rate: float) -> dict[str, str]:
+        """Remember and apply the rate; returns the engines' errors by id."""
+        self.capture_rate = rate
+        problems: dict[str, str] = {}
+        for engine in self._fleet.ready():
+            try:
+                await engine.client.set_capture(rate)
+            except EngineError as error:
+                problems[engine.id] = str(error)
+                engine.request_sync()
+        return problems
+
+    async def _sync(self, engine: Engine) -> None:
+        """Verify an engine and bring it into line; it serves afterwards, or its reason says why not."""
+        try:
+            status = await engine.client.status()
+            self._check(engine, status)
+            engine.adopt(status)
+            if self.capture_rate is not None:
+                await engine.client.set_capture(self.capture_rate)
+            await self._swap.align(engine)
+        except PacelineError as error:
+            self._mark_down(engine, str(error))
+            return
+        logger.info("engine %s is ready with draft %s %s", engine.id, engine.draft_version, engine.reason)
+
+    def _check(self, engine: Engine, status: EngineStatus) -> None:
+        """Raises a WireError that says why this engine may not serve."""
+        if status.schema_version != SCHEMA_VERSION:
+            raise SchemaMismatch(
+                f"it speaks schema {status.schema_version}, the gateway {SCHEMA_VERSION}; run the same release everywhere"
+            )
+        if status.engine_id != engine.id:
+            raise WireError(f"it calls itself {status.engine_id!r}; check the engine's URL in the configuration")
+        missing = [part for part in REQUIRED_PARTS if part not in common_parts(status)]
+        if missing:
+            raise PartsMissing(f"not every worker has loaded {missing}; check --worker-cls and the engine's log")
+        if len({worker.draft_version for worker in status.workers}) > 1:
+            raise WireError("its workers hold different draft versions; restart it")
+        for other in self._fleet.ready():
+            if other is not engine and other.status is not None:
+                other.status.spec.require(status.spec, who=f"engine {engine.id}")
+
+    def _mark_down(self, engine: Engine, reason: str) -> None:
+        if engine.ready or engine.reason != reason:
+            logger.warning("engine %s is not ready: %s", engine.id, reason)
+        engine.mark_down(reason)
+
+    async def _pause(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._settings.health_interval_s):
+                await engine.wake.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,69 @@
+"""The public port: the OpenAI routes, liveness, readiness and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from server.completions import ModelRoute
+from server.errors import ApiError, http_error
+from server.fleet import Fleet
+
+MODEL_ROUTES = (("/v1/chat/completions", "POST"), ("/v1/completions", "POST"), ("/v1/models", "GET"))
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def public_app(*, fleet: Fleet, route: Callable[[str], ModelRoute], metrics_text: Callable[[], Awaitable[bytes]]) -> FastAPI:
+    """The application of the public port."""
+    app = FastAPI(title="Paceline", openapi_url=None)
+    install_error_shapes(app)
+    for path, method in MODEL_ROUTES:
+        app.router.routes.append(Route(path, route(path), methods=[method]))
+
+    @app.get("/health")
+    async def health() -> Response:
+        """The gateway's process lives."""
+        return json_response({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """At least one engine is up with our parts verified."""
+        reason = fleet.why_not_ready()
+        if reason:
+            raise ApiError(503, reason, code="not_ready", retry_after_s=1)
+        return json_response({"status": "ready", "engines": [engine.id for engine in fleet.ready()]})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await metrics_text(), media_type=METRICS_TYPE)
+
+    return app
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), status_code=error.status, media_type="application/json", headers=error.headers)
+
+
+def install_error_shapes(app: FastAPI) -> None:
+    """Every error of an application leaves in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        what = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(http_error(error.status_code, what))
+
+    @app.exception_handler(Exception)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        return error_response(ApiError(500, "the gateway failed; its log says why", code="internal_error"))

@@ -1,0 +1,56 @@
+"""EventRelay: passes server-sent events on byte for byte, whole events only.
+
+Whole, because an engine that dies in the middle of an event would otherwise leave the client half a JSON document. It knows
+how a stream ends well (`[DONE]`), and that an engine reports its own death as an error event followed by `[DONE]`, which
+a client would take for success: the error passes, what follows it does not.
+"""
+
+from __future__ import annotations
+
+_END = b"\n\n"
+_DONE = b"data: [DONE]"
+_ERROR = b'data: {"error":'
+MAX_HELD_BYTES = 1 << 20
+"""No event of an engine is as long; past it bytes pass as they come."""
+
+
+class EventRelay:
+    """One stream. Feed it what arrives; send on what it returns."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        """`[DONE]` has passed."""
+        self.has_failed = False
+        """The engine itself has reported an error."""
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole events that can be sent now."""
+        if self.has_failed:
+            return b""
+        if self._held:
+            data = self._held + data
+        cut = data.rfind(_END) + len(_END)
+        if cut < len(_END):
+            cut = len(data) if len(data) > MAX_HELD_BYTES else 0
+        events, self._held = data[:cut], data[cut:]
+        failure = _find_event(events, _ERROR)
+        if failure >= 0:
+            self.has_failed = True
+            return events[: events.find(_END, failure) + len(_END)]
+        if _find_event(events, _DONE) >= 0:
+            self.is_done = True
+        return events
+
+    def rest(self) -> bytes:
+        """What is held of an unfinished event when the stream has ended well."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _find_event(events: bytes, start: bytes) -> int:
+    """Where an event that begins with `start` begins, -1 where none does."""
+    if events.startswith(start):
+        return 0
+    index = events.find(_END + start)
+    return index if index < 0 else index + len(_END)

@@ -1,0 +1,224 @@
+"""SwapCoordinator: which draft is active, who may change it, and how to get back.
+
+One swap at a time, compare-and-swap on the active version, all engines or none. The active version lives here and in the
+engines; the pointer on disk follows and may fail without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from server.canary import Canary
+from server.drafts import Drafts
+from server.errors import NoEngineReady, SwapInProgress
+from server.fleet import Engine, Fleet
+from server.metrics import Metrics
+from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
+from wire.artifact import DraftManifest
+from wire.control import ActivateRequest, CommitReport, SwapReport
+from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
+
+logger = logging.getLogger(__name__)
+
+MAX_HISTORY = 64
+MAX_ROLL_BACKS_IN_A_ROW = 2
+"""After that many canaries in a row the learner is not to be trusted: back to the floor."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """What a finished swap adds to its report."""
+
+    previous: int | None
+    reason: str = ""
+    outcome: str = "committed"
+    persisted: bool = True
+    commits: dict[str, CommitReport] = field(default_factory=dict)
+
+
+class SwapCoordinator:
+    """Owner of the active version."""
+
+    def __init__(self, fleet: Fleet, drafts: Drafts, canary: Canary, metrics: Metrics, *, deadline_s: float) -> None:
+        self.drafts = drafts
+        self.history: deque[SwapReport] = deque(maxlen=MAX_HISTORY)
+        self.num_roll_backs_in_a_row = 0
+        self._fleet = fleet
+        self._canary = canary
+        self._metrics = metrics
+        self._deadline_s = deadline_s
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._lock.locked()
+
+    async def activate(self, version: int, request: ActivateRequest) -> SwapReport:
+        """Make `version` active; raises a PacelineError that says why not."""
+
+        async def work() -> _Result:
+            previous = self._require_active(request.expected_active)
+            if version == previous:
+                return _Result(previous, f"draft {version} is active already", outcome="unchanged")
+            manifest = await self.drafts.verify(version)
+            if not request.force:
+                self.drafts.require_accepted(manifest)
+            result = await self._commit(version, manifest)
+            trusted = self._canary.trusted_version
+            self.drafts.advance(version)
+            self._canary.begin(version, previous if trusted is None else trusted)
+            return result
+
+        return await self._attempt("activate", version, work, forced=request.force)
+
+    async def roll_back(self, expected_active: int | None = None) -> SwapReport:
+        """Go back to the previous draft, or to the floor where there is none; an operator's wish."""
+        targets = [self.drafts.previous, self.drafts.floor()]
+
+        async def work(version: int) -> _Result:
+            if expected_active is not None:
+                self._require_active(expected_active)
+            result = await self._commit(version, await self.drafts.verify(version))
+            self._canary.supersede(f"rolled back to draft {version} by the operator")
+            self.drafts.retreat(version)
+            return result
+
+        return await self._first_possible("rollback", targets, work)
+
+    async def check_canary(self) -> None:
+        """Act on the canary's verdict, if there is one."""
+        verdict = None if self.is_busy else self._canary.evaluate()
+        if verdict is None:
+            return
+        if verdict.outcome == "pass":
+            self.num_roll_backs_in_a_row = 0
+            self._finish_canary("passed", verdict.reason)
+        elif verdict.outcome == "roll_back":
+            try:
+                await self._roll_back_canary(verdict.reason)
+            except PacelineError as error:
+                logger.error("the canary's roll back failed: %s", error)
+                self._canary.postpone(f"{verdict.reason}; rolling back failed: {error}")
+
+    async def align(self, engine: Engine) -> None:
+        """Bring an engine that was just checked to the active version and let it serve.
+
+        Where it cannot be brought there it serves all the same: the draft changes speed, never output.
+        """
+        if not self.is_busy and engine.draft_version == self.drafts.active:
+            engine.mark_ready()
+            return
+        async with self._lock:
+            engine.adopt(await engine.client.status())
+            engine.mark_ready(await self._bring_to_active(engine))
+
+    async def _roll_back_canary(self, reason: str) -> None:
+        bad = self.drafts.active
+        assert bad is not None, "a watched draft is active"
+        go_to_floor = self.num_roll_backs_in_a_row + 1 >= MAX_ROLL_BACKS_IN_A_ROW
+        targets = [self._canary.trusted_version, self.drafts.floor()]
+
+        async def work(version: int) -> _Result:
+            self._require_active(bad)
+            result = await self._commit(version, await self.drafts.verify(version))
+            self.drafts.retreat(version)
+            self.drafts.mark_rolled_back(bad, reason)
+            self.num_roll_backs_in_a_row += 1
+            self._finish_canary("rolled_back", reason)
+            result.reason = f"draft {bad}: {reason}" + (f"; {result.reason}" if result.reason else "")
+            return result
+
+        await self._first_possible("canary", targets[::-1] if go_to_floor else targets, work)
+
+    async def _first_possible(
+        self, trigger: str, targets: list[int | None], work: Callable[[int], Awaitable[_Result]]
+    ) -> SwapReport:
+        """Try targets in order, the next one where an artifact is unusable."""
+        candidates = [target for target in dict.fromkeys(targets) if target is not None and target != self.drafts.active]
+        error: PacelineError = SwapError("there is no earlier draft and no floor to go back to; activate a version instead")
+        for target in candidates:
+            try:
+                return await self._attempt(trigger, target, partial(work, target), forced=True)
+            except ArtifactError as unusable:
+                error = unusable
+        raise error
+
+    async def _attempt(self, trigger: str, version: int, work: Callable[[], Awaitable[_Result]], *, forced: bool) -> SwapReport:
+        """Run `work` alone and record how it ended."""
+        if self.is_busy:
+            raise SwapInProgress("another swap is running; retry when /admin/status shows its outcome")
+        async with self._lock:
+            started_at_s, started = time.time(), time.perf_counter()
+            previous = self.drafts.active
+            failure: PacelineError | None = None
+            try:
+                result = await work()
+            except PacelineError as error:
+                failure = error
+                reverted = isinstance(error, CommitFailed) and bool(error.reverted)
+                result = _Result(previous, str(error), outcome="reverted" if reverted else "refused")
+            report = SwapReport(
+                version=version,
+                previous=result.previous,
+                trigger=trigger,
+                outcome=result.outcome,
+                reason=result.reason,
+                forced=forced,
+                started_at_s=started_at_s,
+                duration_ms=(time.perf_counter() - started) * 1000,
+                persisted=result.persisted,
+                commits=result.commits,
+            )
+        self.history.append(report)
+        self._metrics.observe_swap(report)
+        logger.info("swap to draft %d (%s): %s %s", version, trigger, report.outcome, report.reason)
+        if failure is not None:
+            raise failure
+        return report
+
+    async def _commit(self, version: int, manifest: DraftManifest) -> _Result:
+        """Stage and commit on every ready engine, then move the pointer."""
+        engines = self._fleet.ready()
+        spec = self._fleet.spec()
+        if not engines or spec is None:
+            raise NoEngineReady(f"draft {version} cannot be committed, {self._fleet.why_not_ready()}")
+        spec.require(manifest.spec, who=f"draft {version}")
+        deadline = Deadline(self._deadline_s)
+        await stage_on_all(engines, version, deadline)
+        result = _Result(self.drafts.active, commits=await commit_on_all(engines, version, deadline))
+        if problem := await self.drafts.persist_active(version):
+            result.persisted = False
+            result.reason = f"it serves, but the pointer on disk still names the old draft: {problem}"
+            logger.error("draft %d %s", version, result.reason)
+        return result
+
+    async def _bring_to_active(self, engine: Engine) -> str:
+        """A remark for the engine's reason; empty when it serves the active version."""
+        if self.drafts.active is None:
+            self.drafts.active = engine.draft_version
+        active = self.drafts.active
+        if active is None or engine.draft_version == active:
+            return ""
+        try:
+            report = await move(engine, active, timeout_s=self._deadline_s)
+        except EngineError as error:
+            return f"serves draft {engine.draft_version}, not the active {active}: {error}"
+        logger.info("engine %s brought from draft %d to %d", engine.id, report.previous, active)
+        return ""
+
+    def _require_active(self, expected: int) -> int:
+        if self.drafts.active != expected:
+            raise StaleExpectation(
+                f"the active draft is {self.drafts.active}, the request expects {expected}; read /admin/status and try again"
+            )
+        return expected
+
+    def _finish_canary(self, state: str, reason: str) -> None:
+        self._canary.finish(state, reason)
+        self._metrics.canary_verdicts.labels(state).inc()

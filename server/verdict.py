@@ -1,0 +1,93 @@
+"""The canary's decision: is a new draft worse on live traffic than the one before it? Pure numbers, no clock, no engine.
+
+The two are compared domain by domain and weighted by the new draft's mix, so a shift of traffic between domains is not
+mistaken for a change of the draft. A drop counts only where it is larger than the setting allows and larger than chance
+explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+from server.tally import Tally, total
+
+NUM_SIGMAS = 3.0
+"""The decision is taken anew every second, so chance gets many tries; three sigmas keep false alarms rare."""
+MIN_BASELINE_STEPS = 20
+"""A domain with fewer verify steps of the baseline is left out of the comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: Literal["wait", "pass", "roll_back"]
+    reason: str
+    num_verify_steps: int
+    """Of the new draft, in domains that can be compared."""
+    candidate_al: float | None = None
+    baseline_al: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """One domain: mean accepted tokens per verify step of both drafts over the positions both proposed."""
+
+    num_steps: int
+    candidate_mean: float
+    baseline_mean: float
+    variance: float
+    """Of the difference of the two means."""
+
+
+def judge(
+    candidate: Mapping[str, Tally], baseline: Mapping[str, Tally], *, min_verify_steps: int, max_relative_drop: float
+) -> Verdict:
+    """The verdict on `candidate` (tallies by domain) against `baseline`."""
+    comparisons = [
+        _compare(tally, baseline[domain])
+        for domain, tally in candidate.items()
+        if tally.num_verify_steps and domain in baseline and baseline[domain].num_verify_steps >= MIN_BASELINE_STEPS
+    ]
+    num_steps = sum(comparison.num_steps for comparison in comparisons)
+    if num_steps < min_verify_steps:
+        num_all = total(candidate.values()).num_verify_steps
+        return Verdict("wait", f"{num_steps} of {min_verify_steps} comparable verify steps, {num_all} in all", num_steps)
+    weights = [comparison.num_steps / num_steps for comparison in comparisons]
+    weighted = list(zip(weights, comparisons, strict=True))
+    candidate_al = 1.0 + sum(weight * one.candidate_mean for weight, one in weighted)
+    baseline_al = 1.0 + sum(weight * one.baseline_mean for weight, one in weighted)
+    noise = NUM_SIGMAS * sqrt(sum(weight**2 * one.variance for weight, one in weighted))
+    drop = baseline_al - candidate_al
+    facts = f"AL {candidate_al:.3f} against {baseline_al:.3f} over {num_steps} verify steps (noise bound {noise:.3f})"
+    if drop <= max_relative_drop * baseline_al:
+        return Verdict("pass", f"{facts}: no drop beyond {max_relative_drop:.0%}", num_steps, candidate_al, baseline_al)
+    if drop <= noise:
+        return Verdict("wait", f"{facts}: a drop, but within noise", num_steps, candidate_al, baseline_al)
+    return Verdict("roll_back", f"{facts}: a drop beyond {max_relative_drop:.0%}", num_steps, candidate_al, baseline_al)
+
+
+def _compare(candidate: Tally, baseline: Tally) -> _Comparison:
+    depth = min(_depth(candidate), _depth(baseline))
+    candidate_mean, candidate_variance = _moments(candidate, depth)
+    baseline_mean, baseline_variance = _moments(baseline, depth)
+    return _Comparison(candidate.num_verify_steps, candidate_mean, baseline_mean, candidate_variance + baseline_variance)
+
+
+def _depth(tally: Tally) -> int:
+    """Positions proposed at least once; a depth change between the two drafts must not look like a change of AL."""
+    return sum(1 for proposed in tally.proposed if proposed)
+
+
+def _moments(tally: Tally, depth: int) -> tuple[float, float]:
+    """Mean accepted tokens over the first `depth` positions, and the variance of that mean.
+
+    With L the accepted tokens of a step: E[L] = sum P(L > i), E[L^2] = sum (2i + 1) P(L > i).
+    """
+    rates = tally.rates()[:depth]
+    mean = sum(rates)
+    square = sum((2 * position + 1) * rate for position, rate in enumerate(rates))
+    # A run of equal outcomes has no spread of its own; one unlike outcome in n is what it cannot exclude.
+    spread = max(square - mean**2, 1.0 / tally.num_verify_steps)
+    return mean, spread / tally.num_verify_steps
