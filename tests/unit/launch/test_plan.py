@@ -47,10 +47,10 @@ def test_engines_start_before_the_gateway_and_the_learner() -> None:
 
 def test_an_engine_is_stock_vllm_with_our_parts_named() -> None:
     engine = process(plan(), "engine-0")
-    assert engine.argv[:5] == ("/venv/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", "/models/tiny")
+    assert engine.argv[:4] == ("/venv/bin/python", "-m", "server.engine.serve", "/models/tiny")
     assert option(engine, "--host") == "127.0.0.1"
     assert option(engine, "--served-model-name") == "tiny"
-    assert option(engine, "--worker-cls") == "server.engine.worker.PacelineCpuWorker"
+    assert option(engine, "--worker-cls") == "server.engine.worker_cpu.PacelineCpuWorker"
     assert json.loads(option(engine, "--weight-transfer-config")) == {"backend": "paceline"}
     assert json.loads(option(engine, "--speculative-config")) == {
         "method": "eagle3",
@@ -106,7 +106,7 @@ def test_printed_plans_hide_the_tokens() -> None:
 
 def test_cuda_takes_the_gpu_worker_and_names_every_depth() -> None:
     engine = process(plan(facts=host("vllm")), "engine-0")
-    assert option(engine, "--worker-cls") == "server.engine.worker.PacelineGpuWorker"
+    assert option(engine, "--worker-cls") == "server.engine.worker_gpu.PacelineGpuWorker"
     schedule = json.loads(option(engine, "--speculative-config"))["num_speculative_tokens_per_batch_size"]
     assert schedule == [[1, 13, 3], [14, 14, 2], [15, 15, 1], [16, 16, 0]]
     assert not {"--block-size", "--kv-cache-memory-bytes"} & set(engine.argv)
