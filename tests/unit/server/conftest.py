@@ -1,0 +1,8 @@
+"""The gateway's tests share a fake engine and a rig; both lie beside this file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,273 @@
+"""FakeEngine: a small HTTP server that speaks an engine's protocol on real sockets, and misbehaves on request.
+
+It checks artifacts with the real store, so that what a real engine refuses by checksum is refused here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from server.config import EngineEndpoint
+from wire.control import EngineStatus, WorkerStatus
+from wire.errors import ArtifactError
+from wire.messages import TOPIC_STATS, AcceptanceCount, EngineStats, encode
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.store import DraftStore
+
+TOKEN = "engine-token"
+PARTS = ["capture", "weights"]
+VLLM_METRICS = """\
+# HELP vllm:num_requests_running Requests running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="fake"} 2.0
+# HELP vllm:generation_tokens_total Tokens.
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="fake"} 41.0
+# HELP process_open_fds Open files.
+# TYPE process_open_fds gauge
+process_open_fds 9.0
+"""
+
+
+def events(num: int, *, done: bool = True) -> list[bytes]:
+    """A stream of `num` token events."""
+    chunks = [b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"t%d \xc3\xa9"}]}\n\n' % index for index in range(num)]
+    return [*chunks, b"data: [DONE]\n\n"] if done else chunks
+
+
+class FakeEngine:
+    """One engine. Public attributes are switches; change them at any time."""
+
+    def __init__(self, engine_id: str, spec: CaptureSpec, state_dir: Path, *, draft_version: int) -> None:
+        self.id = engine_id
+        self.spec = spec
+        self.store = DraftStore(state_dir)
+        self.draft_version = draft_version
+        self.target_version = 0
+        self.epoch = uuid.uuid4().hex
+        self.parts = list(PARTS)
+        self.schema_version = SCHEMA_VERSION
+        self.capture_rate = 1.0
+        self.staged: set[int] = set()
+        self.calls: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.chunks = events(3)
+        self.chunk_gate: asyncio.Event | None = None
+        """Where set, the stream waits for it after its first chunk."""
+        self.die_after_chunks: int | None = None
+        self.drop_connections = False
+        """Close the connection of a model request without an answer."""
+        self.answer: tuple[int, dict[str, Any]] | None = None
+        """A fixed answer to model requests."""
+        self.refuse_stage: dict[int, str] = {}
+        self.refuse_commit: dict[int, str] = {}
+        self.hang_commit = False
+        self.stage_gate: asyncio.Event | None = None
+        self.num_aborted = 0
+        self.num_running = 0
+        self.metrics_text = VLLM_METRICS
+        self.acceptance: list[AcceptanceCount] = []
+        self.num_captured_rows = 0
+        self.num_dropped_rows: dict[str, int] = {}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+        self._context = zmq.asyncio.Context()
+        self._publisher = self._context.socket(zmq.PUB)
+        self._publisher.linger = 0
+        self._events_port = self._publisher.bind_to_random_port("tcp://127.0.0.1")
+
+    @property
+    def endpoint(self) -> EngineEndpoint:
+        return EngineEndpoint(
+            id=self.id, url=f"http://127.0.0.1:{self._port}", events_endpoint=f"tcp://127.0.0.1:{self._events_port}"
+        )
+
+    async def start(self) -> None:
+        """Listen; on the same port as before where it was stopped."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
+                web.post("/v1/chat/completions", self._complete),
+                web.post("/v1/completions", self._complete),
+                web.get("/paceline/status", self._status),
+                web.post("/paceline/stage", self._stage),
+                web.post("/paceline/commit", self._commit),
+                web.post("/paceline/capture", self._capture),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Die: the port refuses connections, streams break."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def restart(self, *, draft_version: int) -> None:
+        """Come back as a new process with zeroed counters."""
+        await self.stop()
+        self.epoch = uuid.uuid4().hex
+        self.draft_version = draft_version
+        self.staged.clear()
+        self.acceptance = []
+        await self.start()
+
+    async def close(self) -> None:
+        await self.stop()
+        self._context.destroy(linger=0)
+
+    async def publish_stats(self) -> None:
+        await self._publisher.send_multipart([TOPIC_STATS, encode(self.stats())])
+
+    async def publish_garbage(self) -> None:
+        await self._publisher.send_multipart([TOPIC_STATS, b"\x00garbage"])
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            schema_version=SCHEMA_VERSION,
+            engine_id=self.id,
+            engine_epoch=self.epoch,
+            sent_at_s=0.0,
+            draft_version=self.draft_version,
+            target_version=self.target_version,
+            capture_rate=self.capture_rate,
+            acceptance=self.acceptance,
+            num_captured_rows=self.num_captured_rows,
+            num_dropped_rows=self.num_dropped_rows,
+        )
+
+    def status(self) -> EngineStatus:
+        worker = WorkerStatus(
+            rank=0,
+            pid=1,
+            runner="v1",
+            parts=self.parts,
+            draft_version=self.draft_version,
+            target_version=self.target_version,
+            staged_versions=sorted(self.staged),
+            capture_rate=self.capture_rate,
+        )
+        return EngineStatus(
+            schema_version=self.schema_version,
+            engine_id=self.id,
+            engine_epoch=self.epoch,
+            vllm_version="0.32.0",
+            spec=self.spec,
+            num_speculative_tokens=3,
+            depth=3,
+            workers=[worker],
+        )
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics_text)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.headers.append(request.headers)
+        return web.json_response({"object": "list", "data": [{"id": "fake"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self.headers.append(request.headers)
+        body = json.loads(await request.read())
+        self.bodies.append(body)
+        if self.drop_connections:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if self.answer is not None:
+            return web.json_response(self.answer[1], status=self.answer[0])
+        self.num_running += 1
+        try:
+            if not body.get("stream"):
+                if self.chunk_gate is not None:
+                    await self.chunk_gate.wait()
+                return web.json_response({"id": "cmpl-1", "choices": [{"text": "whole"}]})
+            return await self._stream(request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.num_aborted += 1
+            raise
+        finally:
+            self.num_running -= 1
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for index, chunk in enumerate(self.chunks):
+            if index == self.die_after_chunks:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            await response.write(chunk)
+            if self.chunk_gate is not None:
+                await self.chunk_gate.wait()
+            else:
+                await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._note(request, "status")
+        return web.Response(body=msgspec.json.encode(self.status()), content_type="application/json")
+
+    async def _stage(self, request: web.Request) -> web.Response:
+        version = (await request.json())["version"]
+        self._note(request, f"stage {version}")
+        if self.stage_gate is not None:
+            await self.stage_gate.wait()
+        if version in self.refuse_stage:
+            return _error(422, self.refuse_stage[version], "bad_artifact")
+        try:
+            self.store.verify(version)
+        except ArtifactError as error:
+            return _error(422, str(error), error.code)
+        self.staged.add(version)
+        return web.json_response({"version": version})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        version, expected = body["version"], body["expected_active"]
+        self._note(request, f"commit {version}")
+        if self.hang_commit:
+            await asyncio.sleep(60)
+        if version in self.refuse_commit:
+            return _error(500, self.refuse_commit[version], "engine_error")
+        if expected != self.draft_version:
+            return _error(409, f"active is {self.draft_version}, expected {expected}", "stale_expected_active")
+        if version not in self.staged:
+            return _error(404, f"draft {version} is not staged", "not_staged")
+        self.draft_version = version
+        return web.json_response({"version": version, "previous": expected, "apply_ms": 2.0, "rpc_ms": 20.0})
+
+    async def _capture(self, request: web.Request) -> web.Response:
+        self._note(request, "capture")
+        self.capture_rate = (await request.json())["rate"]
+        return web.json_response({"rate": self.capture_rate})
+
+    def _note(self, request: web.Request, call: str) -> None:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise web.HTTPUnauthorized(text=json.dumps({"error": {"message": "bad token", "code": "unauthorized"}}))
+        self.calls.append(call)
+
+
+def _error(status: int, message: str, code: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": "error", "code": code}}, status=status)
