@@ -48,6 +48,8 @@ class CaptureSpan(Struct, frozen=True, kw_only=True):
     """Accepted tokens and the target's own next one; empty while a prompt is still being prefilled."""
     draft_version: int
     """Of the draft that made the proposals (it may be older than the active one right after a commit)."""
+    prompt_key: str = ""
+    """The same for every request with the same prompt, whatever a prefix cache left out; empty where the engine says none."""
 
     @property
     def num_rows(self) -> int:

@@ -59,8 +59,10 @@ def resolve_capture_spec(
     config = read_model_config(target_dir)
     num_layers = int(config["num_hidden_layers"])
     aux = aux_layer_ids or (2, num_layers // 2, num_layers - 3)
-    if not all(0 <= layer <= num_layers for layer in aux):
-        raise ConfigError(f"aux_layer_ids {aux} do not fit a target of {num_layers} layers")
+    if len(set(aux)) != len(aux) or not all(0 <= layer <= num_layers for layer in aux):
+        raise ConfigError(
+            f"aux_layer_ids {aux} do not name distinct layers of a target with {num_layers}; set draft.aux_layer_ids"
+        )
     vocab_size = int(config["vocab_size"])
     if not 0 < draft_vocab_size < vocab_size:
         raise ConfigError(

@@ -109,6 +109,9 @@ class Capture:
 
     def _shadow_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._requests.note(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            # No sampling follows: without this, the last requests before an idle time would never be reported as finished.
+            self._offer_finished()
         return self._execute_model(scheduler_output, *args, **kwargs)
 
     def _shadow_sample_tokens(self, grammar_output: Any) -> Any:
@@ -154,10 +157,18 @@ class Capture:
             if span.num_proposed:
                 num_accepted = max(len(sampled[span.row]) - 1, 0)
                 self._acceptance.add(span.proposer, span.info.tenant, span.info.domain, span.num_proposed, num_accepted)
-        if self._channel is None or (pending.rows is None and not (pending.finished_ids and self.rate > 0.0)):
-            return
-        self._step += 1
-        self._channel.offer(self._captured_step(pending, sampled))
+        if pending.rows is not None or pending.finished_ids:
+            self._offer(pending, sampled)
+
+    def _offer_finished(self) -> None:
+        finished_ids = self._requests.take_finished()
+        if finished_ids:
+            self._offer(PendingStep([], None, finished_ids, self._versions()[1]), [])
+
+    def _offer(self, pending: PendingStep, sampled: list[list[int]]) -> None:
+        if self._channel is not None and self.rate > 0.0:
+            self._step += 1
+            self._channel.offer(self._captured_step(pending, sampled))
 
     def _captured_step(self, pending: PendingStep, sampled: list[list[int]]) -> CapturedStep:
         token_ids: list[int] = []

@@ -133,7 +133,7 @@ class EngineControl:
 
     async def set_capture(self, request: CaptureRequest) -> CaptureRequest:
         if not 0.0 <= request.rate <= 1.0:
-            raise SwapError(f"rate must lie in 0..1, got {request.rate}")
+            raise _BadRequest(f"rate must lie in 0..1, got {request.rate}")
         answers = await self._rpc("paceline_set_capture", request.rate)
         return CaptureRequest(rate=answers[0]["rate"])
 
@@ -141,7 +141,7 @@ class EngineControl:
         try:
             depth = await self._engine.engine_core.call_utility_async(UTILITY, request.depth)
         except Exception as error:
-            raise SwapError(str(error)) from error
+            raise _BadRequest(str(error)) from error
         return DepthRequest(depth=depth)
 
     async def digest(self) -> Digest:

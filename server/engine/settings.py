@@ -1,10 +1,10 @@
-"""What our parts inside an engine process need to know: one resolved JSON file and one token, both named by environment."""
+"""What our parts inside an engine process need to know: one resolved JSON and one token, both in the environment."""
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cache
-from pathlib import Path
 
 from server.config import EnginePartsConfig
 from wire.errors import ConfigError
@@ -16,12 +16,16 @@ TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 @cache
 def parts_config() -> EnginePartsConfig:
     """The resolved configuration of this engine process; raises ConfigError."""
-    path = os.environ.get(CONFIG_VARIABLE)
-    if not path:
+    text = os.environ.get(CONFIG_VARIABLE)
+    if not text:
         raise ConfigError(
             f"${CONFIG_VARIABLE} is not set; start engines with `paceline up`, or see `paceline plan` for their environment"
         )
-    return EnginePartsConfig.read_json(Path(path))
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"${CONFIG_VARIABLE} is not JSON: {error}") from error
+    return EnginePartsConfig.build(data, source=f"${CONFIG_VARIABLE}")
 
 
 def engine_token() -> str:

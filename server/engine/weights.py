@@ -83,6 +83,8 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except Exception as error:
             if in_force is None:
                 raise
+            # Close the interrupted reload first: a second one on top of it would meet half-wrapped parameters.
+            finalize_layerwise_reload(self.model, self.model_config)
             self._apply(kind, in_force)
             raise SwapError(
                 f"{kind} {version} failed while being applied ({error}); {kind} {self.versions[kind]} is back in force"
