@@ -29,7 +29,7 @@ class Acceptance:
     positions_A: Tensor
 
     @property
-    def length_A(self) -> Tensor:
+    def length_A(self) -> Tensor:  # noqa: N802
         """Expected tokens per verify step from each anchor: 1 + sum of products."""
         return 1.0 + self.probability_KA.cumprod(0).sum(0)
 

@@ -26,7 +26,7 @@ def attend(
 
     Same result as a KV cache that holds target features for confirmed positions and the draft's own beyond them.
     """
-    num_anchors, num_heads, width = queries_AHE.shape
+    num_anchors, _, width = queries_AHE.shape
     num_kv_heads = keys_TJE.shape[1]
     queries_AJGE = (queries_AHE * width**-0.5).view(num_anchors, num_kv_heads, -1, width)
     own_scores = [(queries_AJGE * keys_AJE.unsqueeze(2)).sum(-1) for keys_AJE in own_keys]
@@ -35,7 +35,9 @@ def attend(
         rows, anchors = slice(bounds.row_start, bounds.row_end), slice(bounds.anchor_start, bounds.anchor_end)
         scores_JMGK = [scores_AJG[anchors].transpose(0, 1).unsqueeze(-1) for scores_AJG in own_scores]
         values_MJE = [values_AJE[anchors] for values_AJE in own_values]
-        parts.append(_attend_one(queries_AJGE[anchors], keys_TJE[rows], values_TJE[rows], bounds.bias_MN, scores_JMGK, values_MJE))
+        parts.append(
+            _attend_one(queries_AJGE[anchors], keys_TJE[rows], values_TJE[rows], bounds.bias_MN, scores_JMGK, values_MJE)
+        )
     return torch.cat(parts)
 
 

@@ -52,5 +52,3 @@ def export_draft(store: DraftStore, version: int, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         shutil.copyfile(store.directory(version) / name, out_dir / name)
-
-

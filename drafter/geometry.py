@@ -115,7 +115,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         rms_norm_eps=float(config["rms_norm_eps"]),
         vocab_size=spec.vocab_size,
         draft_vocab_size=spec.draft_vocab_size,
-        aux_layer_ids=found["aux_layer_ids"],
+        aux_layer_ids=tuple(spec.aux_layer_ids),
         max_positions=int(config.get("max_position_embeddings", 2048)),
         dtype=spec.dtype,
         rope={key: config[key] for key in _ROPE_KEYS if config.get(key) is not None},

@@ -18,7 +18,9 @@ _CHUNK_ROWS = 256
 
 class _FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output_AD: Tensor, head_UD: Tensor, expected_AD: Tensor, weight_A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, output_AD: Tensor, head_UD: Tensor, expected_AD: Tensor, weight_A: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         gradient_AD = torch.empty_like(output_AD, dtype=torch.float32)
         loss_A = torch.empty_like(weight_A)
         best_A = torch.empty_like(weight_A, dtype=torch.int64)

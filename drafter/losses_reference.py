@@ -21,5 +21,7 @@ def soft_cross_entropy_of(output_D: Tensor, target_hidden_D: Tensor, head_UD: Te
 
 def unrolled_loss(losses: list[list[Tensor]], weights: list[list[float]]) -> Tensor:
     """Weighted mean over depths and anchors, both given as [depth][anchor]."""
-    total = torch.stack([loss * weight for row, row_w in zip(losses, weights, strict=True) for loss, weight in zip(row, row_w, strict=True)])
+    total = torch.stack(
+        [loss * weight for row, row_w in zip(losses, weights, strict=True) for loss, weight in zip(row, row_w, strict=True)]
+    )
     return total.sum() / sum(sum(row) for row in weights)

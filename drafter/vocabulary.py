@@ -38,12 +38,12 @@ class DraftVocabulary:
             raise ArtifactError(f"draft vocabulary ids must be distinct and lie in 0..{self.vocab_size - 1}")
 
     @property
-    def offsets_U(self) -> Tensor:
+    def offsets_U(self) -> Tensor:  # noqa: N802
         """`d2t` as vLLM stores it: target id minus draft id."""
         return self.ids_U - torch.arange(self.ids_U.numel())
 
     @property
-    def draft_ids_V(self) -> Tensor:
+    def draft_ids_V(self) -> Tensor:  # noqa: N802
         """Draft id of every target id, -1 where the draft cannot propose it."""
         draft_ids_V = torch.full((self.vocab_size,), -1, dtype=torch.int64)
         draft_ids_V[self.ids_U] = torch.arange(self.ids_U.numel())

@@ -18,6 +18,16 @@ class ReplaySettings(Config):
     """Completion tokens in the per-domain reservoirs together."""
     holdout_share: float = Field(0.10, gt=0.0, lt=1.0)
     """Share of requests, by hash of the prompt, that is never trained on: the gate's evidence."""
+    max_passes: int = Field(16, ge=1)
+    """Visits of one request; when all have had them the learner waits for traffic."""
+    max_open_rows: int = Field(40_000, ge=1)
+    """Rows of requests that are still running; over it the oldest is closed early."""
+    idle_timeout_s: float = Field(300.0, gt=0.0)
+    """A running request without a new row for so long is closed as it is."""
+    max_queued_messages: int = Field(64, ge=1)
+    """Capture messages waiting in the learner, and again in its socket; then the engine drops and counts."""
+    on_disk: bool = True
+    """Keep requests in the state directory too, so that a restarted learner remembers them."""
 
 
 class TrainSettings(Config):
@@ -26,6 +36,36 @@ class TrainSettings(Config):
     unroll: int = Field(3, ge=1)
     """Draft steps per position (TTT); at least the served speculation depth."""
     seed: int = 0
+    batch_tokens: int = Field(200, ge=1)
+    """Completion tokens a step, at least; whole requests are packed."""
+    muon_rate: float = Field(0.02, ge=0.0)
+    """Learning rate of matrices, in spectral norm a step."""
+    adamw_rate: float = Field(1e-3, ge=0.0)
+    """Learning rate of everything else."""
+    momentum: float = Field(0.95, ge=0.0, lt=1.0)
+    clip_norm: float = Field(1.0, gt=0.0)
+    depth_decay: float = Field(0.8, gt=0.0, le=1.0)
+    """Weight of a depth against the one before it."""
+    accepted_credit: float = Field(1.0, ge=0.0)
+    """Weight of a depth whose proposal verification accepted."""
+    rejected_credit: float = Field(1.0, ge=0.0)
+    """Weight of the first depth it rejected."""
+    beyond_credit: float = Field(1.0, ge=0.0)
+    """Weight of depths after a rejection."""
+    unverified_credit: float = Field(1.0, ge=0.0)
+    """Weight of positions from which nothing was proposed."""
+    hard_weight: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the target's own best token in the distribution that is learned."""
+    target_temperature: float = Field(1.0, gt=0.0)
+    """Sharpens (below 1) the target distribution that is learned."""
+    max_context_rows: int = Field(1024, ge=1)
+    """Prompt rows before the first completion row that the draft attends to in training."""
+    bfloat16: bool = True
+    """Matrix products in bfloat16; weights and sums stay in float32."""
+    exploding_factor: float = Field(3.0, gt=1.0)
+    """A loss above so many times its running mean counts as divergence."""
+    min_coverage_gain: float = Field(0.002, ge=0.0)
+    """Coverage a newly chosen draft vocabulary must add before it replaces the present one."""
 
 
 class GateSettings(Config):
@@ -40,6 +80,12 @@ class GateSettings(Config):
     """Simulated AL a candidate must add."""
     max_anchor_drop: float = Field(0.05, ge=0.0)
     """Simulated AL that no domain may lose."""
+    max_requests: int = Field(32, ge=2)
+    """Newest held-out requests that are scored."""
+    max_anchors_per_domain: int = Field(8, ge=1)
+    """Anchor requests of each domain that are scored."""
+    num_resamples: int = Field(2000, ge=100)
+    """Of the bootstrap."""
 
 
 class LearnerSettings(Config):

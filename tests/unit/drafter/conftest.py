@@ -62,7 +62,9 @@ def target(target_dir: Path) -> TargetParts:
 
 @pytest.fixture
 def make_request() -> Callable[..., RequestRows]:
-    def build(num_prompt: int, num_rows: int, *, seed: int = 0, missing: tuple[int, ...] = (), temperature: float = 0.0) -> RequestRows:
+    def build(
+        num_prompt: int, num_rows: int, *, seed: int = 0, missing: tuple[int, ...] = (), temperature: float = 0.0
+    ) -> RequestRows:
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, VOCAB, (num_rows + 1,), generator=generator)
         aux = torch.randn(num_rows, 3 * HIDDEN, generator=generator)

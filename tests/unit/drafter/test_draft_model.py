@@ -23,7 +23,13 @@ def build_core(target_dir, spec, **variants) -> DraftCore:
 
 @pytest.mark.parametrize(
     "variants",
-    [{}, {"norm_before_residual": True, "norm_output": True}, {"norm_before_fc": True}, {"fc_norm": True}, {"attention_bias": True}],
+    [
+        {},
+        {"norm_before_residual": True, "norm_output": True},
+        {"norm_before_fc": True},
+        {"fc_norm": True},
+        {"attention_bias": True},
+    ],
 )
 def test_unroll_equals_token_by_token_reference(target_dir, spec, target, make_request, variants):
     core = build_core(target_dir, spec, **variants)

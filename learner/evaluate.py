@@ -1,0 +1,90 @@
+"""Evaluator: simulated AL of drafts on held-out requests, each request of each draft scored once.
+
+Shape letters: A anchors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafter.accept import simulate
+from drafter.draft import Draft
+from drafter.head import Head
+from drafter.target import TargetParts
+from learner.request import CapturedRequest
+
+
+@dataclass(frozen=True)
+class Score:
+    """One request under one draft: summed expected tokens per verify step over `num_anchors` judged anchors."""
+
+    key: str
+    group: str
+    total_length: float
+    num_anchors: int
+
+    @property
+    def mean_length(self) -> float:
+        return self.total_length / self.num_anchors
+
+
+class Evaluator:
+    """Knows the target; remembers scores of drafts that were given a name (published versions do not change)."""
+
+    def __init__(self, target: TargetParts, depth: int, *, dtype: torch.dtype, max_context_rows: int) -> None:
+        self._target = target
+        self._depth = depth
+        self._dtype = dtype
+        self._max_context_rows = max_context_rows
+        self._embedding_VD = target.embedding_VD.to(dtype)
+        self._head_VD = target.head_VD.to(dtype)
+        self._known: dict[tuple[int, str], Score | None] = {}
+
+    def scores(self, draft: Draft, requests: Sequence[CapturedRequest], version: int | None = None) -> dict[str, Score]:
+        """Scores by request key, requests without a judged anchor left out. `version` names a published draft."""
+        head = _in_dtype(draft.head, self._dtype)
+        found: dict[str, Score | None] = {}
+        for request in requests:
+            known = (version, request.key) if version is not None else None
+            if known is not None and known in self._known:
+                found[request.key] = self._known[known]
+                continue
+            found[request.key] = self._score(draft, head, request)
+            if known is not None:
+                self._known[known] = found[request.key]
+        return {key: score for key, score in found.items() if score is not None}
+
+    def keep_only(self, versions: Sequence[int], keys: Sequence[str]) -> None:
+        """Forget scores of other versions and of requests that are held out no longer."""
+        kept_versions, kept_keys = set(versions), set(keys)
+        self._known = {known: s for known, s in self._known.items() if known[0] in kept_versions and known[1] in kept_keys}
+
+    def _score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
+        result = simulate(
+            draft.core,
+            head,
+            self._embedding_VD,
+            self._head_VD,
+            request.rows,
+            self._depth,
+            self._dtype,
+            self._max_context_rows,
+        )
+        if result is None or not bool(result.valid_A.any()):
+            return None
+        lengths_A = result.length_A[result.valid_A]
+        return Score(request.key, request.group, float(lengths_A.sum()), lengths_A.numel())
+
+
+def simulated_al(scores: Sequence[Score]) -> float:
+    """AL over all judged anchors; 1.0, that of no draft, without one (JSON has no nan)."""
+    anchors = sum(score.num_anchors for score in scores)
+    return sum(score.total_length for score in scores) / anchors if anchors else 1.0
+
+
+def _in_dtype(head: Head, dtype: torch.dtype) -> Head:
+    weight_UD = head.weight_UD.to(dtype)
+    return Head(head.vocabulary, weight_UD, weight_UD if head.is_target_rows else head.target_UD.to(dtype))

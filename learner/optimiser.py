@@ -1,0 +1,116 @@
+"""Muon on matrices, AdamW on everything else, one object with one state that survives publishing.
+
+Muon steps along the orthogonalised momentum of a matrix (Jordan et al. 2024, "Muon"); it learns a draft from about half the
+token visits AdamW needs (LOG.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_SCHULZ = (3.4445, -4.7750, 2.0315)
+_SCHULZ_STEPS = 5
+
+
+class DraftOptimiser:
+    """Updates a draft core in place. `rate_scale` multiplies every learning rate; it is halved when training diverged."""
+
+    def __init__(
+        self,
+        core: nn.Module,
+        *,
+        muon_rate: float,
+        adamw_rate: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        clip_norm: float = 1.0,
+        use_muon: bool = True,
+    ) -> None:
+        self.muon_rate, self.momentum = muon_rate, momentum
+        self.weight_decay, self.clip_norm = weight_decay, clip_norm
+        self.adamw_rate = adamw_rate
+        self.rate_scale = 1.0
+        named = list(core.named_parameters())
+        self.matrices = [(name, p) for name, p in named if use_muon and p.ndim == 2]
+        others = [p for _, p in named if not (use_muon and p.ndim == 2)]
+        self._other_names = [name for name, p in named if not (use_muon and p.ndim == 2)]
+        self._adamw = torch.optim.AdamW(others, lr=adamw_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        self._parameters = [p for _, p in named]
+        self._momenta: dict[str, Tensor] = {name: torch.zeros_like(p) for name, p in self.matrices}
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def clip(self) -> float:
+        """Scale the gradient to at most `clip_norm`; returns its norm before, which is not finite where it is broken."""
+        return float(nn.utils.clip_grad_norm_(self._parameters, self.clip_norm))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self._adamw.param_groups:
+            group["lr"] = self.adamw_rate * self.rate_scale
+        self._adamw.step()
+        rate = self.muon_rate * self.rate_scale
+        for name, parameter in self.matrices:
+            if parameter.grad is None:
+                continue
+            momentum = self._momenta[name]
+            momentum.lerp_(parameter.grad, 1 - self.momentum)
+            direction = orthogonalise(parameter.grad.lerp(momentum, self.momentum))
+            if self.weight_decay:
+                parameter.mul_(1 - rate * self.weight_decay)
+            parameter.add_(direction, alpha=-rate * max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state as named tensors, for a checkpoint."""
+        state = {f"muon.{name}": value for name, value in self._momenta.items()}
+        for name, parameter in self._named_others():
+            for key, value in self._adamw.state.get(parameter, {}).items():
+                state[f"adamw.{key}.{name}"] = value
+        state["rate_scale"] = torch.tensor(self.rate_scale)
+        return state
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over a state made by `tensors` for the same core; raises KeyError or ValueError where it does not fit."""
+        for name, value in self._momenta.items():
+            value.copy_(_fitting(tensors, f"muon.{name}", value.shape))
+        for name, parameter in self._named_others():
+            if f"adamw.step.{name}" not in tensors:
+                self._adamw.state.pop(parameter, None)
+                continue
+            entry: dict[str, Any] = {"step": tensors[f"adamw.step.{name}"].clone()}
+            for key in ("exp_avg", "exp_avg_sq"):
+                entry[key] = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).clone()
+            self._adamw.state[parameter] = entry
+        self.rate_scale = float(tensors["rate_scale"])
+
+    def _named_others(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return zip(self._other_names, self._adamw.param_groups[0]["params"], strict=True)
+
+
+def orthogonalise(matrix: Tensor, steps: int = _SCHULZ_STEPS) -> Tensor:
+    """Nearest semi-orthogonal matrix, roughly (singular values in about 0.7..1.2): a quintic Newton-Schulz iteration.
+
+    In bfloat16, which it tolerates and which is twice as fast; the result is float32.
+    """
+    a, b, c = _SCHULZ
+    x = matrix.bfloat16()
+    is_tall = x.shape[0] > x.shape[1]
+    if is_tall:
+        x = x.T.contiguous()
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.T if is_tall else x).float()
+
+
+def _fitting(tensors: dict[str, Tensor], name: str, shape: torch.Size) -> Tensor:
+    if tensors[name].shape != shape:
+        raise ValueError(f"optimiser state {name} has shape {tuple(tensors[name].shape)}, needed {tuple(shape)}")
+    return tensors[name]

@@ -1,0 +1,124 @@
+"""CaptureReceiver: the PULL end of the capture channel. It checks what arrives and counts what it refuses.
+
+A background thread moves messages into a bounded queue. When the queue is full the thread waits, the socket fills up to
+its high-water mark, and the engine drops and counts: nothing is lost here without a number.
+
+Shape letters: T rows, D hidden, X aux layers times D.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+import zmq
+from torch import Tensor
+
+from drafter.draft import DTYPES
+from wire.errors import WireError
+from wire.frames import check_capture
+from wire.messages import CaptureStep, decode
+from wire.spec import CaptureSpec
+
+log = logging.getLogger(__name__)
+
+_POLL_MS = 100
+_MAX_MESSAGE_BYTES = 1 << 30
+_LOGGED_REFUSALS = 5
+
+
+@dataclass(frozen=True)
+class Received:
+    """One checked message: aux_TX and hidden_TD in the spec's dtype, rows of all spans in order."""
+
+    step: CaptureStep
+    aux_TX: Tensor
+    hidden_TD: Tensor
+    received_at_s: float
+
+
+class CaptureReceiver:
+    """Owns the socket and its thread. `take` is for one consumer."""
+
+    def __init__(self, endpoint: str, spec: CaptureSpec, *, max_queued_messages: int = 64) -> None:
+        self.spec = spec
+        self.num_received_rows = 0
+        self.refused: Counter[str] = Counter()
+        """Refused messages by error code."""
+        self.lag_s = 0.0
+        self._queue: queue.Queue[Received] = queue.Queue(maxsize=max_queued_messages)
+        self._closing = threading.Event()
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, max_queued_messages)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.bind(endpoint)
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._thread = threading.Thread(target=self._run, name="capture-receiver", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_refused(self) -> int:
+        return sum(self.refused.values())
+
+    def take(self, timeout_s: float = 0.0) -> list[Received]:
+        """All messages waiting; waits up to `timeout_s` for a first one."""
+        taken: list[Received] = []
+        try:
+            taken.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
+            while True:
+                taken.append(self._queue.get_nowait())
+        except queue.Empty:
+            return taken
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if not self._socket.poll(_POLL_MS):
+                continue
+            frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+            try:
+                received = self._read(frames)
+            except WireError as error:
+                self._refuse(error)
+                continue
+            self.num_received_rows += received.aux_TX.shape[0]
+            self.lag_s = max(received.received_at_s - received.step.captured_at_s, 0.0)
+            self._hand_over(received)
+        self._socket.close()
+
+    def _read(self, frames: list[memoryview]) -> Received:
+        message = decode(frames[0])
+        if not isinstance(message, CaptureStep):
+            raise WireError(f"the capture channel carries CaptureStep, got {type(message).__name__}")
+        self.spec.require(message.spec, who=f"engine {message.engine_id}")
+        buffers = check_capture(message, frames[1:])
+        tensors = [_tensor(buffer, header.dtype, header.shape) for buffer, header in zip(buffers, message.tensors, strict=True)]
+        return Received(message, tensors[0], tensors[1], time.time())
+
+    def _refuse(self, error: WireError) -> None:
+        self.refused[error.code] += 1
+        if self.refused[error.code] <= _LOGGED_REFUSALS:
+            log.warning("refused a capture message (%d so far): %s", self.num_refused, error)
+
+    def _hand_over(self, received: Received) -> None:
+        while not self._closing.is_set():
+            try:
+                self._queue.put(received, timeout=_POLL_MS / 1000)
+                return
+            except queue.Full:
+                continue
+
+
+def _tensor(buffer: memoryview, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    if buffer.nbytes == 0:
+        return torch.empty(shape, dtype=DTYPES[dtype])
+    return torch.frombuffer(bytearray(buffer), dtype=DTYPES[dtype]).view(shape)

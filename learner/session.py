@@ -1,0 +1,310 @@
+"""LearningSession: the parts of a running learner, and the few decisions that need more than one of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from drafter.artifact import load_draft
+from drafter.head import Head
+from drafter.target import load_target_parts
+from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
+from learner.admin import AdminClient
+from learner.archive import RequestArchive
+from learner.assemble import Assembler
+from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
+from learner.config import LearnerConfig
+from learner.evaluate import Evaluator
+from learner.history import History
+from learner.publisher import Publisher
+from learner.rate import Rate
+from learner.receiver import CaptureReceiver
+from learner.replay import Replay
+from learner.reporter import Reporter
+from learner.request import CapturedRequest
+from learner.trainer import Diverged, Trainer
+from wire.artifact import TrainingReport
+from wire.control import LearnerReport
+from wire.errors import ConfigError
+from wire.spec import SCHEMA_VERSION, weights_revision
+from wire.store import DraftStore
+
+log = logging.getLogger(__name__)
+
+_STORE_POLL_S = 1.0
+_LOG_EVERY_S = 5.0
+_COUNTS = "counts_V"
+
+
+def wait_for_draft(state_dir: Path, stopping: threading.Event) -> int | None:
+    """The version to start from: the active one, else the newest. Waits until there is one; None when told to stop."""
+    store = DraftStore(state_dir)
+    is_told = False
+    while not stopping.is_set():
+        version = store.active()
+        versions = store.versions()
+        if version is not None or versions:
+            return version if version is not None else versions[-1]
+        if not is_told:
+            log.info("no draft in %s yet; waiting for `paceline draft init` or `paceline up`", store.root)
+            is_told = True
+        stopping.wait(_STORE_POLL_S)
+    return None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What the replay held when it last changed; oldest_at_s is Unix time."""
+
+    num_requests: int
+    num_tokens: int
+    oldest_at_s: float
+
+
+class LearningSession:
+    """Built from a configuration and the version to start from. Raises ConfigError or ArtifactError where these do not fit."""
+
+    def __init__(self, config: LearnerConfig, version: int) -> None:
+        settings = config.learner
+        torch.manual_seed(settings.train.seed)
+        self._config, self._settings = config, settings
+        self._directory = config.state_dir / "learner"
+        self._store = DraftStore(config.state_dir)
+        self._spec = self._store.manifest(version).spec
+        if weights_revision(config.target_dir) != self._spec.target_revision:
+            raise ConfigError(
+                f"draft {version} was made for another target than {config.target_dir}; make one with `paceline draft init`"
+            )
+        target = load_target_parts(config.target_dir)
+        self._target_head_VD = target.head_VD
+        self._control_ids = control_token_ids(config.target_dir)
+        self._known_active = version
+        self._num_restores = 0
+        self._state = "waiting"
+        self._rate = Rate(window_s=10.0)
+        self.history = History(self._directory)
+        self.replay = Replay(settings.replay, self._spec.vocab_size, settings.train.seed)
+        self.archive = RequestArchive(self._directory / "requests", self._spec.target_revision)
+        self.assembler = Assembler(max_open_rows=settings.replay.max_open_rows, idle_timeout_s=settings.replay.idle_timeout_s)
+        self.trainer = Trainer(load_draft(self._store, version, self._spec, target), target, settings.train)
+        self.origin = f"draft {version}"
+        client = AdminClient(config.admin_url)
+        self.publisher = Publisher(
+            self._store,
+            client,
+            Evaluator(
+                target,
+                config.num_speculative_tokens,
+                dtype=self.trainer.dtype,
+                max_context_rows=settings.train.max_context_rows,
+            ),
+            spec=self._spec,
+            target=target,
+            settings=settings.gate,
+            keep_versions=settings.keep_versions,
+        )
+        self._resume()
+        self._good_state = self.trainer.tensors()
+        self._buffer = self._measure_buffer()
+        now_s = time.monotonic()
+        self._gate_at_s = now_s + settings.gate.every_s
+        self._checkpoint_at_s = now_s + settings.checkpoint_every_s
+        self._log_at_s = now_s
+        self._steps_at_gate = -1
+        self.receiver = CaptureReceiver(
+            config.capture_endpoint, self._spec, max_queued_messages=settings.replay.max_queued_messages
+        )
+        self.reporter = Reporter(client, self.report)
+
+    @property
+    def is_paused(self) -> bool:
+        orders = self.reporter.orders
+        return orders is not None and orders.paused
+
+    @property
+    def active_version(self) -> int:
+        """What serves now, by the gateway's word, else by the store's."""
+        orders = self.reporter.orders
+        active = orders.active_version if orders is not None and self.reporter.is_connected else self._store.active()
+        return self._known_active if active is None else active
+
+    def receive(self) -> None:
+        """Everything that arrived since the last call goes into the replay."""
+        finished = [request for received in self.receiver.take() for request in self.assembler.add(received)]
+        finished += self.assembler.expire()
+        for request in finished:
+            self._remember(request, on_disk=self._settings.replay.on_disk)
+        if finished:
+            self._buffer = self._measure_buffer()
+
+    def train(self) -> bool:
+        """One step; False where there is nothing to learn from now."""
+        batch = self.replay.draw(self._settings.train.batch_tokens)
+        if not batch:
+            return False
+        self._state = "training"
+        try:
+            result = self.trainer.step(batch)
+        except Diverged as error:
+            self._restore(str(error))
+            return True
+        except ValueError:
+            return True
+        self._rate.add(result.num_tokens)
+        if time.monotonic() >= self._log_at_s:
+            self._log_at_s = time.monotonic() + _LOG_EVERY_S
+            self.history.write(
+                "step",
+                num_steps=self.trainer.num_steps,
+                num_tokens_seen=self.trainer.num_tokens_seen,
+                num_tokens_distinct=self.replay.num_tokens_distinct,
+                loss=result.loss,
+                agreement=result.agreement,
+                tokens_per_s=self._rate.per_s(),
+                buffer_tokens=self.replay.num_tokens,
+            )
+        return True
+
+    def rest(self, state: str, seconds: float) -> None:
+        self._state = state
+        time.sleep(seconds)
+
+    def gate_is_due(self) -> bool:
+        """Only with something new to show, and with a gateway that could act on it."""
+        is_new = self.trainer.num_steps > max(self._steps_at_gate, 0)
+        return is_new and self.reporter.is_connected and not self.is_paused and time.monotonic() >= self._gate_at_s
+
+    def gate(self) -> None:
+        self._state = "publishing"
+        self._refresh_vocabulary()
+        self._steps_at_gate = self.trainer.num_steps
+        active = self.active_version
+        decided = sum(self.publisher.decisions.values())
+        outcome = self.publisher.consider(self.trainer.candidate(), self._training_report(), self.replay, active)
+        report = self.publisher.last_gate if sum(self.publisher.decisions.values()) > decided else None
+        self.history.write("gate", outcome=outcome, reason=self.publisher.last_outcome, active_version=active, report=report)
+        self._gate_at_s = time.monotonic() + self._settings.gate.every_s
+
+    def checkpoint_is_due(self) -> bool:
+        return time.monotonic() >= self._checkpoint_at_s
+
+    def checkpoint(self) -> None:
+        """Keep the present state in memory and on disk; a full disk is told, not raised."""
+        self._checkpoint_at_s = time.monotonic() + self._settings.checkpoint_every_s
+        self._good_state = self.trainer.tensors()
+        progress = Progress(
+            spec=self._spec,
+            num_steps=self.trainer.num_steps,
+            num_tokens_seen=self.trainer.num_tokens_seen,
+            num_tokens_distinct=self.replay.num_tokens_distinct,
+            num_published=self.publisher.num_published,
+            num_restores=self._num_restores,
+            num_gate_decisions=dict(self.publisher.decisions),
+            visits=self.replay.visits(),
+        )
+        try:
+            save_checkpoint(self._checkpoint_path, self._good_state | {_COUNTS: self.replay.counts_V}, progress)
+        except OSError as error:
+            log.warning("no checkpoint, training goes on: %s", error)
+            self.history.write("checkpoint_error", reason=str(error))
+
+    def report(self) -> LearnerReport:
+        """Called on the reporter's thread; reads only, and no container the loop changes."""
+        buffer = self._buffer
+        return LearnerReport(
+            schema_version=SCHEMA_VERSION,
+            state=self._state,
+            sent_at_s=time.time(),
+            num_steps=self.trainer.num_steps,
+            loss=self.trainer.mean_loss,
+            tokens_per_s=self._rate.per_s(),
+            num_tokens_seen=self.trainer.num_tokens_seen,
+            buffer_requests=buffer.num_requests,
+            buffer_tokens=buffer.num_tokens,
+            buffer_oldest_s=max(time.time() - buffer.oldest_at_s, 0.0) if buffer.num_requests else 0.0,
+            capture_lag_s=self.receiver.lag_s,
+            num_received_rows=self.receiver.num_received_rows,
+            num_refused_messages=self.receiver.num_refused,
+            num_restores=self._num_restores,
+            simulated_al=self.publisher.simulated_al,
+            num_published=self.publisher.num_published,
+            gate=self.publisher.last_gate,
+            num_gate_decisions={name: self.publisher.decisions[name] for name in ("accepted", "rejected")},
+        )
+
+    def close(self) -> None:
+        """Stop threads and write a last checkpoint."""
+        self.reporter.close()
+        self.receiver.close()
+        self.checkpoint()
+
+    @property
+    def _checkpoint_path(self) -> Path:
+        return self._directory / "checkpoint.safetensors"
+
+    def _measure_buffer(self) -> Buffer:
+        return Buffer(self.replay.num_requests, self.replay.num_tokens, self.replay.oldest_s)
+
+    def _remember(self, request: CapturedRequest, *, on_disk: bool) -> None:
+        gone = self.replay.add(request)
+        self.trainer.forget(gone)
+        if on_disk and request.key not in gone:
+            self.archive.write(request)
+        for key in gone:
+            self.archive.remove(key)
+
+    def _resume(self) -> None:
+        for request in self.archive.read_all():
+            self._remember(request, on_disk=False)
+        loaded = load_checkpoint(self._checkpoint_path, self._spec)
+        if loaded is None:
+            return
+        tensors, progress = loaded
+        try:
+            counts_V = tensors.pop(_COUNTS)
+            self.trainer.load(tensors)
+        except (KeyError, ValueError, RuntimeError) as error:
+            log.warning("the checkpoint does not fit this draft, starting anew: %s", error)
+            return
+        self.replay.counts_V.copy_(counts_V)
+        self.replay.num_tokens_distinct = progress.num_tokens_distinct
+        self.replay.restore_visits(progress.visits)
+        self.trainer.num_steps, self.trainer.num_tokens_seen = progress.num_steps, progress.num_tokens_seen
+        self.publisher.num_published = progress.num_published
+        self.publisher.decisions.update(progress.num_gate_decisions)
+        self._num_restores = progress.num_restores
+        self.origin = f"its checkpoint at step {progress.num_steps}"
+
+    def _restore(self, reason: str) -> None:
+        """Back to the last good state, at half the rate."""
+        scale = self.trainer.optimiser.rate_scale / 2
+        self.trainer.load(self._good_state)
+        self.trainer.optimiser.rate_scale = scale
+        self._num_restores += 1
+        log.warning("training diverged (%s); restored the last checkpoint, rate scale is now %g", reason, scale)
+        self.history.write("restore", reason=reason, rate_scale=scale)
+
+    def _refresh_vocabulary(self) -> None:
+        """Choose the map anew where the traffic asks for other tokens. The core does not depend on it."""
+        head = self.trainer.head
+        if not head.is_target_rows:
+            return
+        chosen = choose_vocabulary(self.replay.counts_V, self._control_ids, self._spec.draft_vocab_size)
+        gain = coverage(self.replay.counts_V, chosen) - coverage(self.replay.counts_V, head.vocabulary)
+        if gain > self._settings.train.min_coverage_gain:
+            self.trainer.set_head(Head.of_target(chosen, self._target_head_VD))
+            self.history.write("vocabulary", coverage=coverage(self.replay.counts_V, chosen), gain=gain)
+
+    def _training_report(self) -> TrainingReport:
+        return TrainingReport(
+            num_steps=self.trainer.num_steps,
+            num_tokens_seen=self.trainer.num_tokens_seen,
+            num_tokens_distinct=self.replay.num_tokens_distinct,
+            loss=self.trainer.mean_loss or 0.0,
+            seed=self._settings.train.seed,
+        )

@@ -1,0 +1,46 @@
+"""TeacherCache: the target's predictions at each remembered request, made once and used on every pass.
+
+Rows before the first completion row are prompt: nothing is learned there, so nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drafter.head import Head
+from drafter.teacher import TeacherRows, teach
+from learner.request import CapturedRequest
+
+
+class TeacherCache:
+    """By request key. Rows made for another vocabulary are made anew."""
+
+    def __init__(self, *, hard_weight: float, temperature: float) -> None:
+        self._hard_weight = hard_weight
+        self._temperature = temperature
+        self._rows: dict[str, TeacherRows] = {}
+
+    def rows(self, request: CapturedRequest, head: Head) -> TeacherRows:
+        """TeacherRows aligned with the request's rows; prompt rows hold zeros."""
+        cached = self._rows.get(request.key)
+        if cached is None or cached.head_sha256 != head.vocabulary.sha256:
+            cached = self._rows[request.key] = self._make(request, head)
+        num_prompt = request.rows.positions_T.numel() - cached.entropy_T.numel()
+        return TeacherRows(
+            torch.nn.functional.pad(cached.expected_TD.float(), (0, 0, num_prompt, 0)),
+            torch.nn.functional.pad(cached.entropy_T, (num_prompt, 0)),
+            torch.nn.functional.pad(cached.best_T, (num_prompt, 0)),
+            cached.head_sha256,
+        )
+
+    def forget(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._rows.pop(key, None)
+
+    def _make(self, request: CapturedRequest, head: Head) -> TeacherRows:
+        rows = request.rows
+        first = int((rows.positions_T < rows.num_prompt_tokens).sum())
+        made = teach(rows.hidden_TD[first:], head, hard_weight=self._hard_weight, temperature=self._temperature)
+        return TeacherRows(made.expected_TD.bfloat16(), made.entropy_T, made.best_T, made.head_sha256)

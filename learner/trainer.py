@@ -1,0 +1,149 @@
+"""Trainer: one optimiser step after another on a draft core, and the way back when one goes wrong.
+
+It owns the core, the optimiser and the head in training. It does not know where requests come from or who serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafter.batch import RequestRows, anchor_rows, pack
+from drafter.credit import CreditWeights, batch_credit
+from drafter.draft import DTYPES, Draft
+from drafter.head import Head
+from drafter.model import DraftCore
+from drafter.objective import objective
+from drafter.target import TargetParts
+from drafter.teacher import TeacherRows
+from learner.config import TrainSettings
+from learner.optimiser import DraftOptimiser
+from learner.request import CapturedRequest
+from learner.teaching import TeacherCache
+
+_LOSS_MEMORY = 0.95
+_STEPS_BEFORE_JUDGING = 20
+
+
+class Diverged(Exception):
+    """Loss or gradient is not finite, or the loss exploded; the core was not changed by this step."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: weighted mean KL, nats; agreement: top-1 agreement with the target by depth; num_tokens: token visits."""
+
+    loss: float
+    agreement: list[float]
+    num_tokens: int
+
+
+class Trainer:
+    def __init__(self, draft: Draft, target: TargetParts, settings: TrainSettings) -> None:
+        self.core = draft.core
+        self.settings = settings
+        self.dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
+        self.num_steps = 0
+        self.num_tokens_seen = 0
+        self.mean_loss: float | None = None
+        self._target = target
+        self._embedding_VD = target.embedding_VD.to(self.dtype)
+        self._teachers = TeacherCache(hard_weight=settings.hard_weight, temperature=settings.target_temperature)
+        self._credit = CreditWeights(
+            accepted=settings.accepted_credit,
+            rejected=settings.rejected_credit,
+            beyond=settings.beyond_credit,
+            unverified=settings.unverified_credit,
+            depth_decay=settings.depth_decay,
+        )
+        self.optimiser = DraftOptimiser(
+            self.core,
+            muon_rate=settings.muon_rate,
+            adamw_rate=settings.adamw_rate,
+            momentum=settings.momentum,
+            clip_norm=settings.clip_norm,
+        )
+        self.set_head(draft.head)
+
+    @property
+    def head(self) -> Head:
+        """The head candidates are published with, in the dtype it has on disk."""
+        return self._head
+
+    def set_head(self, head: Head) -> None:
+        """Train against another vocabulary from now on; the core is the same."""
+        self._head = head
+        weight_UD = head.weight_UD.to(self.dtype)
+        target_UD = weight_UD if head.is_target_rows else head.target_UD.to(self.dtype)
+        self._training_head = Head(head.vocabulary, weight_UD, target_UD)
+
+    def step(self, requests: Sequence[CapturedRequest]) -> StepResult:
+        """Learn from a batch; raises Diverged, and ValueError where no request has an anchor."""
+        usable = [request for request in requests if _has_anchor(request.rows)]
+        batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
+        teacher = self._teach(usable, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
+        weights_KA = batch_credit(batch, [request.outcomes for request in usable], self.settings.unroll, self._credit)
+        self.optimiser.zero_grad()
+        result = objective(self.core, batch, teacher, self._training_head, self._embedding_VD, weights_KA, self.dtype)
+        loss = float(result.loss.detach())
+        self._check_loss(loss)
+        result.loss.backward()
+        norm = self.optimiser.clip()
+        if not math.isfinite(norm):
+            raise Diverged(f"gradient norm is {norm}")
+        self.optimiser.step()
+        num_tokens = sum(request.num_tokens for request in usable)
+        self.num_steps += 1
+        self.num_tokens_seen += num_tokens
+        self.mean_loss = loss if self.mean_loss is None else _LOSS_MEMORY * self.mean_loss + (1 - _LOSS_MEMORY) * loss
+        return StepResult(loss, result.agreement_K.tolist(), num_tokens)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop what was cached for requests that are remembered no longer."""
+        self._teachers.forget(keys)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of weights and optimiser state, for a checkpoint."""
+        state = {f"core.{name}": value for name, value in self.core.state_dict().items()}
+        state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
+        return {name: value.detach().clone() for name, value in state.items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take over a state made by `tensors`; raises KeyError, RuntimeError or ValueError where it does not fit."""
+        self.core.load_state_dict(
+            {name.removeprefix("core."): value for name, value in tensors.items() if name.startswith("core.")}
+        )
+        prefix = "optimiser."
+        self.optimiser.load({name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)})
+        self.mean_loss = None
+
+    def candidate(self) -> Draft:
+        """A copy of the present draft in the precision it would be served with."""
+        core = DraftCore(self.core.geometry)
+        served = DTYPES[self.core.geometry.dtype]
+        core.load_state_dict({name: value.to(served).float() for name, value in self.core.state_dict().items()})
+        return Draft(core, self._head)
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(f"loss is {loss}")
+        settled = self.num_steps >= _STEPS_BEFORE_JUDGING and self.mean_loss is not None
+        if settled and self.mean_loss is not None and loss > self.settings.exploding_factor * max(self.mean_loss, 1.0):
+            raise Diverged(f"loss {loss:.2f} is more than {self.settings.exploding_factor} times its mean {self.mean_loss:.2f}")
+
+    def _teach(self, requests: Sequence[CapturedRequest], num_rows: Sequence[int]) -> TeacherRows:
+        rows = [self._teachers.rows(request, self._training_head) for request in requests]
+        return TeacherRows(
+            torch.cat([each.expected_TD[-count:] for each, count in zip(rows, num_rows, strict=True)]),
+            torch.cat([each.entropy_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
+            torch.cat([each.best_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
+            self._head.vocabulary.sha256,
+        )
+
+
+def _has_anchor(rows: RequestRows) -> bool:
+    return anchor_rows(rows)[0].numel() > 0
