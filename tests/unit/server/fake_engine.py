@@ -57,6 +57,7 @@ class FakeEngine:
         self.epoch = uuid.uuid4().hex
         self.parts = list(PARTS)
         self.schema_version = SCHEMA_VERSION
+        self.status_id = engine_id
         self.capture_rate = 1.0
         self.staged: set[int] = set()
         self.calls: list[str] = []
@@ -167,7 +168,7 @@ class FakeEngine:
         )
         return EngineStatus(
             schema_version=self.schema_version,
-            engine_id=self.id,
+            engine_id=self.status_id,
             engine_epoch=self.epoch,
             vllm_version="0.32.0",
             spec=self.spec,
