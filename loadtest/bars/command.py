@@ -1,0 +1,97 @@
+"""`paceline bench bars`: measure, compare, print, and say by the exit code whether every bar is met."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
+from loadtest.system import SystemUnderTestError
+from loadtest.traffic import TrafficError
+
+Measure = Callable[[Bench], Awaitable[Mapping[str, Measured]]]
+"""Returns values by the part of a bar's name after the dot."""
+
+_SIGNS = {"at_least": ">=", "at_most": "<=", "equals": "=="}
+
+
+def bars(*, only: Sequence[str], as_json: bool, list_only: bool, up_arguments: Sequence[str]) -> int:
+    """Run the command; 0 all met, 1 one falls short, 2 a name is unknown."""
+    try:
+        chosen = select(load(), only)
+    except UnknownBar as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return 2
+    if list_only:
+        for bar in chosen:
+            print(f"{bar.name:<26} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}")
+        return 0
+    rows: list[tuple[Bar, Measured]] = []
+    for function in dict.fromkeys(bar.function for bar in chosen):
+        wanted = [bar for bar in chosen if bar.function == function]
+        print(f"measuring {', '.join(bar.name for bar in wanted)} ...", file=sys.stderr, flush=True)
+        values = measure(function, Bench(tuple(up_arguments)))
+        for bar in wanted:
+            row = (bar, values.get(bar.name.split(".", 1)[1], Measured(None, {"reason": f"{function} did not measure it"})))
+            rows.append(row)
+            if not as_json:
+                print(verdict(*row), flush=True)
+    if as_json:
+        print(json.dumps(report(rows), indent=2))
+    return int(not all(bar.is_met(measured.value) for bar, measured in rows))
+
+
+def measure(function: str, bench: Bench) -> Mapping[str, Measured]:
+    """Run one measuring function. A system that fails under it is a result, not an accident."""
+    module, _, name = function.partition(":")
+    run: Measure = getattr(importlib.import_module(f"loadtest.bars.{module}"), name)
+
+    async def measured() -> Mapping[str, Measured]:
+        return await run(bench)
+
+    try:
+        return asyncio.run(measured())
+    except (SystemUnderTestError, TrafficError) as error:
+        failure = Measured(None, {"reason": str(error)})
+        return {bar.name.split(".", 1)[1]: failure for bar in load() if bar.function == function}
+
+
+def verdict(bar: Bar, measured: Measured) -> str:
+    """One bar as a line, and its details below it."""
+    value = "not measured" if measured.value is None else f"{measured.value:.4g}"
+    word = "met" if bar.is_met(measured.value) else "FALLS SHORT"
+    lines = [f"{word:<12} {bar.name:<26} {value} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}"]
+    lines += [f"{'':<12}   {key}: {text}" for key, text in measured.detail.items()]
+    return "\n".join(lines)
+
+
+def report(rows: Sequence[tuple[Bar, Measured]]) -> dict[str, object]:
+    """All results for machines."""
+    return {
+        "measured_at_s": time.time(),
+        "machine": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "num_cores": len(os.sched_getaffinity(0)),
+        },
+        "argv": sys.argv,
+        "bars": [
+            {
+                "name": bar.name,
+                "measured": measured.value,
+                "bar": bar.bar,
+                "comparison": bar.comparison,
+                "unit": bar.unit,
+                "is_met": bar.is_met(measured.value),
+                "what": bar.what,
+                "detail": measured.detail,
+            }
+            for bar, measured in rows
+        ],
+    }

@@ -1,0 +1,122 @@
+"""What commits do to the requests beside them: 100 in a row, alternating two drafts, under 8 greedy streams, in fp32."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadtest.bars.load import Load, background_load, progress
+from loadtest.bars.registry import Bench, Measured
+from loadtest.closed_loop import run_batch
+from loadtest.statistics import CommitGaps, Interval, changed, commit_gaps
+from loadtest.system import System, SystemUnderTestError, reference_engine, running_system
+from loadtest.traffic import Prompt, human_eval
+from wire.control import SwapReport
+
+NUM_COMMITS = 100
+CONCURRENCY = 8
+NUM_PROMPTS = 24
+OPTIONS: dict[str, Any] = {"max_tokens": 192, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+LEARN_AT_MOST_S = 8 * 60.0
+BETWEEN_COMMITS_S = 0.5
+
+# fp32: on a CPU, bf16 rounds one-row and many-row steps differently, so its outputs depend on who else is in the batch.
+ENGINE_SETTINGS = ("target.dtype=float32",)
+# The canary must not add commits of its own, nor the gate refuse to go back to the worse draft (activation is forced).
+SYSTEM_SETTINGS = (*ENGINE_SETTINGS, "canary.min_verify_steps=1000000000", "canary.deadline_s=100000.0")
+
+_SLACK_S = 0.05
+"""Between the end of a commit in the engine and its answer here."""
+
+
+async def hundred_commits(bench: Bench) -> dict[str, Measured]:
+    source = human_eval()
+    prompts = source.train[:NUM_PROMPTS]
+    async with running_system(bench.up_arguments, SYSTEM_SETTINGS) as system:
+        note = await learn_a_second_draft(system, source.train)
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+            commits, stalls_ms = await alternate(system)
+    progress("the same prompts on an engine without speculation")
+    async with reference_engine(bench.up_arguments, ENGINE_SETTINGS) as url:
+        answers = await run_batch(url, system.model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
+    broken = [answer.error for answer in answers if not answer.is_ok]
+    if broken:
+        raise SystemUnderTestError(f"the reference engine failed: {broken[0]}")
+    reference = {answer.prompt_id: answer.token_ids for answer in answers}
+    detail = {"commits": len(commits), "requests": len(load.results), "drafts": note, "apply_ms_median": _median(stalls_ms)}
+    return verdicts(load, reference, commit_gaps(load.results, commits), detail)
+
+
+def verdicts(load: Load, reference: dict[str, list[int]], gaps: CommitGaps, detail: dict[str, Any]) -> dict[str, Measured]:
+    """The four values of one run."""
+    differing = changed([result for result in load.results if result.is_ok], reference)
+    timing = {
+        "decode_step_ms": round(gaps.usual_s * 1e3, 1),
+        "commits_judged": len(gaps.extra_s),
+        "commits_beside_a_prefill": gaps.num_beside_prefill,
+        "commits_unobserved": gaps.num_unobserved,
+    }
+    extra_ms = [value * 1e3 for value in gaps.extra_s]
+    median = float(np.median(extra_ms)) if extra_ms else None
+    p99 = float(np.percentile(extra_ms, 99)) - gaps.usual_s * 1e3 if extra_ms else None
+    return {
+        "commit_failures": Measured(len(load.failed), {**detail, "reasons": load.reasons()}),
+        "commit_changed": Measured(
+            len(differing), {"compared": len(load.results) - len(load.failed), "prompts": differing[:5]}
+        ),
+        "commit_gap_median_ms": Measured(median, timing),
+        "commit_gap_p99_ms": Measured(p99, timing),
+    }
+
+
+async def learn_a_second_draft(system: System, prompts: Sequence[Prompt]) -> str:
+    """Let the learner publish one draft that accepts something, then pause it; returns what the two drafts are.
+
+    Swaps between two random drafts would change nothing a stream could notice.
+    """
+    started_at_s = time.monotonic()
+    async with background_load(system, prompts, concurrency=4):
+        while time.monotonic() - started_at_s < LEARN_AT_MOST_S:
+            status = await system.status()
+            if status.active_version:
+                break
+            await asyncio.sleep(2.0)
+        else:
+            raise SystemUnderTestError(
+                f"the learner published no draft in {LEARN_AT_MOST_S / 60:.0f} minutes to alternate with"
+            )
+    await system.must("POST", "/admin/learner/pause")
+    progress(f"a first learned draft after {time.monotonic() - started_at_s:.0f} s")
+    return "the random draft and the first learned one"
+
+
+async def alternate(system: System) -> tuple[list[Interval], list[float]]:
+    """Commit two drafts in turn; returns when each took place, and the time inside the worker, ms."""
+    versions = [int(entry["version"]) for entry in (await system.must("GET", "/admin/drafts"))["drafts"]]
+    pair = (versions[0], versions[-1])
+    commits: list[Interval] = []
+    stalls_ms: list[float] = []
+    while len(commits) < NUM_COMMITS:
+        await asyncio.sleep(BETWEEN_COMMITS_S)
+        active = (await system.status()).active_version
+        version = pair[0] if active != pair[0] else pair[1]
+        answer = await system.must("POST", f"/admin/drafts/{version}/activate", {"expected_active": active, "force": True})
+        ended_at_s = time.monotonic()
+        report = msgspec.convert(answer, SwapReport)
+        if report.outcome != "committed":
+            raise SystemUnderTestError(f"commit {len(commits) + 1} of {version}: {report.outcome}: {report.reason}")
+        apply_ms = max(commit.apply_ms for commit in report.commits.values())
+        commits.append(Interval(ended_at_s - apply_ms / 1e3 - _SLACK_S, ended_at_s))
+        stalls_ms.append(apply_ms)
+        if len(commits) % 20 == 0:
+            progress(f"{len(commits)} commits")
+    return commits, stalls_ms
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(float(np.median(values)), 1) if values else None

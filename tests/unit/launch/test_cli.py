@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.cli import main
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for command in ("up", "down", "demo", "serve", "learn", "draft", "model", "plan", "doctor", "view", "bench", "version"):
+        assert f"\n    {command} " in text
+
+
+def test_a_bad_setting_is_one_clear_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--set", "draft.depth=3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("paceline: --set draft.depth=3 is not a valid SystemConfig:\n  draft.depth: ")
+
+
+def test_plan_prints_json_without_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_OPERATOR_TOKEN", "very-secret-token")
+    assert main(["plan", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert "very-secret-token" not in text
+    assert [spec["role"] for spec in json.loads(text)["processes"]] == ["engine", "gateway", "learner"]
+
+
+def test_plan_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 0
+    assert capsys.readouterr().out
+    assert list(home.iterdir()) == []
+
+
+def test_plan_works_from_any_directory_and_into_a_closed_pipe(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m launch.cli plan | head -1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        executable="/bin/bash",
+    )
+    assert done.stdout.startswith("target")
+    assert done.stderr == ""
+
+
+def test_no_drafts_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draft", "list"]) == 0
+    assert "paceline draft init" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["down"], ["draft", "rollback"], ["draft", "activate", "3"], ["view"], ["draft", "show", "3"]]
+)
+def test_without_a_system_a_command_says_so(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("paceline: ")
+
+
+def test_doctor_reports_json_and_fails_where_the_model_is_absent(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--set", f"target.path={home}/absent"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["python"]["state"] == "ok"
+    assert checks["model"]["state"] == "fail"
+    assert checks["model"]["advice"]
+
+
+def test_bars_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "bars", "--list", "--only", "P1"]) == 0
+    assert "P1.al_heldout" in capsys.readouterr().out

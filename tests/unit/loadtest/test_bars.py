@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from loadtest.bars import command, commits, learning, spoiled
+from loadtest.bars.load import Load
+from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
+from loadtest.client import StreamResult
+from loadtest.statistics import CommitGaps
+from loadtest.system import SystemUnderTestError, without_options
+from loadtest.traffic import Prompt
+from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, verify_artifact, write_manifest
+from wire.errors import ArtifactError
+from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.store import DraftStore
+
+
+def bar(comparison: str = "at_least", value: float = 2.0) -> Bar:
+    return Bar(name="P9.x", bar=value, comparison=comparison, unit="u", what="w", function="m:f")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entry", load(), ids=lambda entry: entry.name)
+def test_every_bar_names_a_function_that_exists(entry: Bar) -> None:
+    module, _, function = entry.function.partition(":")
+    assert callable(getattr(importlib.import_module(f"loadtest.bars.{module}"), function))
+    assert entry.comparison in {"at_least", "at_most", "equals"}
+    assert entry.what
+    assert entry.unit
+
+
+@pytest.mark.parametrize(
+    ("comparison", "value", "is_met"),
+    [
+        ("at_least", 2.0, True),
+        ("at_least", 1.9, False),
+        ("at_most", 2.0, True),
+        ("at_most", 2.1, False),
+        ("equals", 2.0, True),
+        ("equals", 0.0, False),
+        ("at_most", None, False),
+        ("at_most", float("nan"), False),
+    ],
+)
+def test_a_value_meets_its_bar_or_not(comparison: str, value: float | None, is_met: bool) -> None:
+    assert bar(comparison).is_met(value) is is_met
+
+
+def test_bars_are_chosen_by_part_or_name() -> None:
+    everything = load()
+    assert select(everything, []) == list(everything)
+    assert {chosen.name.split(".")[0] for chosen in select(everything, ["P1"])} == {"P1"}
+    assert [chosen.name for chosen in select(everything, ["P1.capture_cost_pct", "P1.capture_cost_pct"])] == [
+        "P1.capture_cost_pct"
+    ]
+    with pytest.raises(UnknownBar, match=r"P1\.al_heldout"):
+        select(everything, ["P1.no_such"])
+
+
+def test_the_exit_code_says_whether_every_bar_is_met(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def fake(function: str, _bench: Bench) -> dict[str, Measured]:
+        asked.append(function)
+        return {"commit_failures": Measured(0), "commit_changed": Measured(1), "commit_gap_median_ms": Measured(3.0)}
+
+    monkeypatch.setattr(command, "measure", fake)
+    names = ["P1.commit_failures", "P1.commit_gap_median_ms"]
+    assert command.bars(only=names, as_json=False, list_only=False, up_arguments=[]) == 0
+    assert asked == ["commits:hundred_commits"]
+    assert command.bars(only=["P1.commit_changed"], as_json=False, list_only=False, up_arguments=[]) == 1
+    assert "FALLS SHORT  P1.commit_changed" in capsys.readouterr().out
+    assert command.bars(only=["P1.commit_gap_p99_ms"], as_json=True, list_only=False, up_arguments=[]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["bars"]
+    assert (row["name"], row["measured"], row["is_met"]) == ("P1.commit_gap_p99_ms", None, False)
+    assert command.bars(only=["nothing"], as_json=False, list_only=False, up_arguments=[]) == 2
+
+
+def test_a_system_that_does_not_start_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_bench: Bench) -> dict[str, Measured]:
+        raise SystemUnderTestError("no engine")
+
+    monkeypatch.setattr(commits, "hundred_commits", fail)
+    values = command.measure("commits:hundred_commits", Bench(()))
+    assert values["commit_failures"] == Measured(None, {"reason": "no engine"})
+    assert len(values) == 4
+
+
+def test_commit_values_come_from_one_run() -> None:
+    good = StreamResult("p", 0.0, status=200, token_ids=[1], is_complete=True, finish_reason="length")
+    other = StreamResult("p", 0.0, status=200, token_ids=[2], is_complete=True, finish_reason="length")
+    broken = StreamResult("p", 0.0, status=502, error="engine died")
+    found = CommitGaps(extra_s=[0.01, 0.02, 0.2], usual_s=0.1, num_beside_prefill=4, num_unobserved=0)
+    values = commits.verdicts(Load([good, other, broken]), {"p": [1]}, found, {})
+    assert values["commit_failures"].value == 1
+    assert values["commit_changed"].value == 1
+    assert values["commit_gap_median_ms"].value == pytest.approx(20.0)
+    assert values["commit_gap_p99_ms"].value == pytest.approx(196.4 - 100.0)
+
+
+def test_a_full_pass_is_worth_it_after_two_glances_above_the_goal() -> None:
+    assert not learning.is_worth_a_full_pass([1.9])
+    assert not learning.is_worth_a_full_pass([1.9, None, 1.9])
+    assert learning.is_worth_a_full_pass([1.0, 1.8, 1.9])
+
+
+def test_glances_go_round_the_held_out_problems() -> None:
+    prompts = [Prompt(str(index), ()) for index in range(20)]
+    assert [prompt.id for prompt in learning.glance(prompts, 2)] == ["16", "17", "18", "19", "0", "1", "2", "3"]
+
+
+def test_options_are_removed_with_their_values() -> None:
+    argv = ["python", "--a", "1", "--worker-cls", "x.Y", "--b", "--speculative-config", "{}"]
+    assert without_options(argv, ["--worker-cls", "--speculative-config"]) == ["python", "--a", "1", "--b"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DraftStore:
+    store = DraftStore(tmp_path)
+
+    def fill(directory: Path, version: int) -> None:
+        save_file({"fc.weight": np.ones((4, 8), np.float32), "norm.weight": np.ones(4, np.float32)}, directory / WEIGHTS_FILE)
+        (directory / CONFIG_FILE).write_text("{}")
+        spec = CaptureSpec(
+            target_id="tiny",
+            target_revision="r",
+            tokenizer_sha256="t",
+            dtype="float32",
+            hidden_size=4,
+            vocab_size=32,
+            draft_vocab_size=16,
+            aux_layer_ids=(1, 2, 4),
+        )
+        sums = {name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)}
+        manifest = DraftManifest(
+            schema_version=SCHEMA_VERSION,
+            version=version,
+            parent=None,
+            origin="random",
+            spec=spec,
+            d2t_sha256="d",
+            created_at_s=0.0,
+            sha256=sums,
+        )
+        write_manifest(directory, manifest)
+
+    store.publish(fill)
+    return store
+
+
+def test_spoiled_drafts_leave_the_good_one_alone(store: DraftStore) -> None:
+    before = file_sha256(store.directory(0) / WEIGHTS_FILE)
+    made = spoiled.make_all(store.root, good=0)
+    assert sorted(made.values()) == list(range(1000, 1000 + len(spoiled.KINDS)))
+    assert store.verify(0).version == 0
+    assert file_sha256(store.directory(0) / WEIGHTS_FILE) == before
+
+
+def test_some_spoiled_drafts_pass_the_checksums_and_are_wrong_inside(store: DraftStore) -> None:
+    made = spoiled.make_all(store.root, good=0)
+    for name in ("wrong shape", "NaN", "truncated", "missing tensor", "wrong target"):
+        verify_artifact(store.directory(made[name]))
+    assert load_file(store.directory(made["wrong shape"]) / WEIGHTS_FILE)["fc.weight"].shape == (8, 4)
+    assert np.isnan(load_file(store.directory(made["NaN"]) / WEIGHTS_FILE)["fc.weight"]).sum() == 1
+    assert "fc.weight" not in load_file(store.directory(made["missing tensor"]) / WEIGHTS_FILE)
+    with pytest.raises(SafetensorError), safe_open(store.directory(made["truncated"]) / WEIGHTS_FILE, "numpy"):
+        pass
+    assert store.manifest(made["wrong target"]).spec.target_revision == "0" * 16
+
+
+@pytest.mark.parametrize("name", ["checksum off", "path in the manifest", "renamed directory", "unfinished"])
+def test_others_are_refused_by_the_artifact_check(store: DraftStore, name: str) -> None:
+    made = spoiled.make_all(store.root, good=0)
+    with pytest.raises(ArtifactError):
+        store.verify(made[name])

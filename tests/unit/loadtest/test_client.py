@@ -1,0 +1,123 @@
+"""The client against a small server that answers in every way an engine can, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from loadtest.client import StreamResult, new_session, stream_chat
+from loadtest.closed_loop import keep_busy, run_batch
+from loadtest.traffic import Prompt
+
+PROMPTS = tuple(Prompt(str(index), ({"role": "user", "content": str(index)},)) for index in range(4))
+
+
+def chunk(text: str = "", *, token_ids: list[int] | None = None, finish: str | None = None) -> str:
+    return json.dumps({"choices": [{"delta": {"content": text}, "token_ids": token_ids, "finish_reason": finish}]})
+
+
+GOOD = [chunk("a", token_ids=[1, 2]), chunk("b", token_ids=[3]), chunk(finish="length"),
+        json.dumps({"choices": [], "usage": {"completion_tokens": 3}}), "[DONE]"]  # fmt: skip
+
+
+@asynccontextmanager
+async def server(events: list[str], *, status: int = 200) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    seen: list[dict[str, Any]] = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        seen.append({**await request.json(), "headers": dict(request.headers)})
+        if status != 200:
+            return web.json_response({"error": {"message": "queue is full"}}, status=status)
+        response = web.StreamResponse(headers={"X-Paceline-Draft-Version": "7"})
+        await response.prepare(request)
+        for event in events:
+            await response.write(f"data: {event}\n\n".encode())
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}", seen
+    finally:
+        await runner.cleanup()
+
+
+def ask(events: list[str], *, status: int = 200, **options: Any) -> StreamResult:
+    async def run() -> StreamResult:
+        async with server(events, status=status) as (url, _seen), new_session(1) as session:
+            return await stream_chat(session, url, "m", PROMPTS[0], options=options)
+
+    return asyncio.run(run())
+
+
+def test_a_whole_answer_is_ok_and_counted() -> None:
+    result = ask(GOOD)
+    assert result.is_ok
+    assert (result.text, result.token_ids, result.num_tokens) == ("ab", [1, 2, 3], 3)
+    assert len(result.chunk_times_s) == 2
+    assert result.sent_at_s <= result.chunk_times_s[0] <= result.chunk_times_s[1] <= result.ended_at_s
+    assert result.draft_version == "7"
+
+
+def test_a_stream_without_its_end_is_truncated() -> None:
+    result = ask(GOOD[:2])
+    assert not result.is_ok
+    assert result.is_truncated
+
+
+def test_an_error_chunk_is_a_failure_and_not_a_truncation() -> None:
+    result = ask([GOOD[0], json.dumps({"error": {"message": "engine died"}})])
+    assert (result.is_ok, result.is_truncated, result.error) == (False, False, "engine died")
+
+
+def test_garbage_in_a_stream_is_a_failure() -> None:
+    assert "not JSON" in (ask(["{"]).error or "")
+
+
+def test_a_refusal_is_kept_with_its_reason() -> None:
+    result = ask([], status=503)
+    assert (result.status, result.is_ok) == (503, False)
+    assert "queue is full" in (result.error or "")
+
+
+def test_nobody_listening_is_a_result_not_an_exception() -> None:
+    async def run() -> StreamResult:
+        async with new_session(1) as session:
+            return await stream_chat(session, "http://127.0.0.1:9", "m", PROMPTS[0])
+
+    assert not asyncio.run(run()).is_ok
+
+
+def test_a_batch_keeps_the_order_of_its_prompts_and_its_options() -> None:
+    async def run() -> tuple[list[StreamResult], list[dict[str, Any]]]:
+        async with server(GOOD) as (url, seen):
+            options, headers = {"max_tokens": 5}, {"X-Paceline-Domain": "code"}
+            return await run_batch(url, "m", PROMPTS, concurrency=2, options=options, headers=headers), seen
+
+    results, seen = asyncio.run(run())
+    assert [result.prompt_id for result in results] == ["0", "1", "2", "3"]
+    assert all(body["max_tokens"] == 5 and body["stream"] and body["headers"]["X-Paceline-Domain"] == "code" for body in seen)
+
+
+def test_a_closed_loop_goes_round_and_samples_from_the_second_pass_on() -> None:
+    results: list[StreamResult] = []
+
+    async def run() -> list[dict[str, Any]]:
+        async with server(GOOD) as (url, seen):
+            await keep_busy(url, "m", PROMPTS, concurrency=2, should_stop=lambda: len(results) >= 9, on_result=results.append)
+            return seen
+
+    seen = asyncio.run(run())
+    temperatures = [body["temperature"] for body in seen]
+    assert len(results) >= 9
+    assert set(temperatures[:4]) == {0.0}
+    assert set(temperatures[4:]) == {0.6}
