@@ -58,6 +58,10 @@ class Engine:
         self.mark_down(reason)
         self.wake.set()
 
+    def doubt(self) -> None:
+        """One stream broke; the engine may be well, so it goes on serving until the probe this asks for."""
+        self.wake.set()
+
     def request_sync(self) -> None:
         """What the engine serves may have changed; it goes on serving meanwhile."""
         self.needs_sync = True

@@ -37,7 +37,9 @@ def main(config: GatewayConfig) -> int:
         await gateway.serve(public, admin, stop)
 
     # uvicorn's choice: uvloop where it is installed.
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = uvicorn.Config("server.main:main").get_loop_factory()
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = uvicorn.Config(
+        "server.main:main", log_config=None
+    ).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())
     return 0

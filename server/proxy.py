@@ -134,7 +134,7 @@ class Proxy:
                 data = await response.content.readany()
             except _CONNECTION_ERRORS as error:
                 problem = f"the engine stopped answering: {error!r}"
-                engine.suspect(problem)
+                engine.doubt()
                 break
             if not data:
                 break

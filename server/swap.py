@@ -152,7 +152,7 @@ class SwapCoordinator:
     async def _attempt(self, trigger: str, version: int, work: Callable[[], Awaitable[_Result]], *, forced: bool) -> SwapReport:
         """Run `work` alone and record how it ended."""
         if self.is_busy:
-            raise SwapInProgress("another swap is running; retry when /admin/status shows its outcome")
+            raise SwapInProgress("another swap, or the return of an engine, is under way; retry in a second")
         async with self._lock:
             started_at_s, started = time.time(), time.perf_counter()
             previous = self.drafts.active

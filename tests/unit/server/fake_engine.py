@@ -75,6 +75,7 @@ class FakeEngine:
         self.refuse_commit: dict[int, str] = {}
         self.hang_commit = False
         self.stage_gate: asyncio.Event | None = None
+        self.health_gate: asyncio.Event | None = None
         self.num_aborted = 0
         self.num_running = 0
         self.metrics_text = VLLM_METRICS
@@ -178,6 +179,8 @@ class FakeEngine:
         )
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.health_gate is not None:
+            await self.health_gate.wait()
         return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -76,6 +76,20 @@ def test_roll_back_walks_down_the_lineage(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_restarted_gateway_finds_the_previous_draft_in_the_manifest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        publish(tmp_path, gate=None)
+        store = DraftStore(tmp_path)
+        store.set_floor(0)
+        store.set_active(publish(tmp_path, parent=0))
+        async with running(tmp_path) as rig:
+            assert (await rig.status())["previous_version"] == 0
+            assert (await rig.admin("POST", "/admin/drafts/rollback")).status == 200
+            await _serves(rig, 0)
+
+    run(scenario())
+
+
 def test_roll_back_goes_to_the_floor_when_the_previous_draft_is_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:

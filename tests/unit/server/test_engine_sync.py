@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -128,5 +129,18 @@ def test_draft_changed_behind_the_gateways_back_is_set_right(tmp_path: Path) -> 
             for num_steps in range(1, 4):
                 await rig.count(rig.engine, 0, num_steps, (0,))
             await eventually(lambda: rig.engine.draft_version == 1)
+
+    run(scenario())
+
+
+def test_engine_that_answers_no_probe_stops_getting_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2, settings={"health_timeout_s": 0.05}) as rig:
+            rig.engines[0].health_gate = gate = asyncio.Event()
+            await eventually(lambda: len(rig.gateway.fleet.ready()) == 1)
+            assert "did not answer" in (await rig.status())["engines"][0]["reason"]
+            assert (await rig.complete()).status == 200
+            gate.set()
+            await eventually(lambda: len(rig.gateway.fleet.ready()) == 2)
 
     run(scenario())

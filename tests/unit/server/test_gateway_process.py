@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from server.config import GatewayConfig
+from server.gateway import bind
 from server.main import main
 from wire.errors import ConfigError
 
@@ -32,6 +33,23 @@ def _config(tmp_path: Path) -> dict[str, object]:
         "engines": [engine],
         "state_dir": str(tmp_path),
     }
+
+
+def test_ports_send_small_answers_at_once() -> None:
+    with bind("127.0.0.1", 0) as port, socket.socket() as client:
+        port.listen()
+        client.connect(port.getsockname())
+        # asyncio switches Nagle's algorithm off on sockets that name their protocol, and on no others.
+        accepted, _ = port.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP
+
+
+def test_taken_port_is_a_configuration_error() -> None:
+    with bind("127.0.0.1", 0) as port:
+        port.listen()
+        with pytest.raises(ConfigError, match="cannot listen"):
+            bind("127.0.0.1", port.getsockname()[1])
 
 
 def test_missing_token_is_a_configuration_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

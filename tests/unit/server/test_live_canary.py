@@ -98,6 +98,21 @@ def test_canary_without_traffic_ends_undecided_and_the_draft_stays(tmp_path: Pat
     run(scenario())
 
 
+def test_roll_back_the_engine_refuses_is_tried_again_later(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, canary=CANARY) as rig:
+            await rig.count(rig.engine, 0, 1000, (700,))
+            await rig.activate(publish(tmp_path), 0)
+            rig.engine.refuse_commit[0] = "busy"
+            await rig.count(rig.engine, 1, 200, (0,))
+            await eventually(lambda: "rolling back failed" in rig.gateway.canary.view.reason)
+            assert (await rig.complete()).headers["X-Paceline-Draft-Version"] == "1"
+            swaps = (await rig.status())["swaps"]
+            assert [swap["outcome"] for swap in swaps] == ["committed", "refused"]
+
+    run(scenario())
+
+
 def test_counters_of_a_restarted_engine_start_anew(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, canary=CANARY) as rig:
