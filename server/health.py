@@ -87,7 +87,9 @@ class HealthMonitor:
         except PacelineError as error:
             self._mark_down(engine, str(error))
             return
-        logger.info("engine %s is ready with draft %s %s", engine.id, engine.draft_version, engine.reason)
+        logger.info(
+            "engine %s is ready with draft %s%s", engine.id, engine.draft_version, engine.reason and f"; it {engine.reason}"
+        )
 
     def _check(self, engine: Engine, status: EngineStatus) -> None:
         """Raises a WireError that says why this engine may not serve."""

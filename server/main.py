@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 
 from server.config import GatewayConfig
 from server.gateway import Gateway, bind
@@ -24,6 +25,8 @@ ENGINE_TOKEN = "PACELINE_ENGINE_TOKEN"
 
 def main(config: GatewayConfig) -> int:
     """Serve until SIGTERM or SIGINT; raises ConfigError."""
+    # The time a counter was made doubles the page and tells nobody anything.
+    disable_created_metrics()
     operator_token, engine_token = _token(OPERATOR_TOKEN), _token(ENGINE_TOKEN)
     settings = config.gateway
     public, admin = bind(settings.host, settings.port), bind(settings.admin_host, settings.admin_port)

@@ -177,7 +177,7 @@ class SwapCoordinator:
             )
         self.history.append(report)
         self._metrics.observe_swap(report)
-        logger.info("swap to draft %d (%s): %s %s", version, trigger, report.outcome, report.reason)
+        logger.info("swap to draft %d (%s): %s%s", version, trigger, report.outcome, report.reason and f", {report.reason}")
         if failure is not None:
             raise failure
         return report
