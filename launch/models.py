@@ -165,6 +165,8 @@ def _build_from_gguf(model: PackagedModel, directory: Path, report: Report) -> N
     """Dequantise a GGUF file to a bfloat16 Hugging Face checkpoint."""
     gguf = _packaged_gguf(model)
     report("importing torch and transformers", 0.05)
+    # Their own bars would run through ours.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
