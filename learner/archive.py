@@ -5,6 +5,7 @@ Files are not flushed: losing the newest seconds costs nothing. A damaged file i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -67,13 +68,15 @@ class RequestArchive:
             save_file(tensors, temporary, metadata={_HEADER: msgspec.json.encode(entry).decode()})
             temporary.rename(path)
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             self.num_write_errors += 1
             if self.num_write_errors == 1:
                 log.warning("cannot keep captured requests on disk, training goes on from memory: %s", error)
 
     def remove(self, key: str) -> None:
-        self._path(key).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
 
     def read_all(self) -> Iterator[CapturedRequest]:
         """Every usable request, oldest first; others are removed."""

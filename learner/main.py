@@ -55,7 +55,8 @@ def run(session: LearningSession, stopping: threading.Event) -> None:
             session.checkpoint()
 
 
-def _run_from_command_line() -> int:
+def run_from_command_line() -> int:
+    """`python -m learner.main CONFIG.json`: the exit status, with one line on stderr for an error of the user's."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if len(sys.argv) != 2:
         print("usage: python -m learner.main CONFIG.json", file=sys.stderr)
@@ -74,4 +75,4 @@ def _run_from_command_line() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run_from_command_line())
+    sys.exit(run_from_command_line())

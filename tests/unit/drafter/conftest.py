@@ -14,6 +14,8 @@ from drafter.batch import UNKNOWN_TOKEN, RequestRows
 from drafter.target import TargetParts, load_target_parts
 from wire.spec import CaptureSpec, resolve_capture_spec
 
+torch.set_num_threads(1)
+
 VOCAB, HIDDEN = 64, 16
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

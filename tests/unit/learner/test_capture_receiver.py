@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+from learner.receiver import CaptureReceiver
+from wire.messages import encode
+
+
+@pytest.fixture
+def receiver(spec):
+    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec)
+    yield receiver
+    receiver.close()
+
+
+def take(receiver: CaptureReceiver, count: int) -> list:
+    taken, deadline = [], time.monotonic() + 5
+    while len(taken) < count and time.monotonic() < deadline:
+        taken += receiver.take(0.05)
+    return taken
+
+
+def wait_for_refusals(receiver: CaptureReceiver, count: int) -> None:
+    deadline = time.monotonic() + 5
+    while receiver.num_refused < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_rows_arrive_bit_for_bit(receiver, connect_engine, make_span, make_step, world):
+    engine = connect_engine(receiver.endpoint)
+    aux, hidden = world.rows([1, 4, 13])
+    engine.send(make_step([make_span("r", 0, [1, 4, 13])]), aux, hidden)
+    (received,) = take(receiver, 1)
+    assert torch.equal(received.aux_TX, aux)
+    assert torch.equal(received.hidden_TD, hidden)
+    assert receiver.num_received_rows == 3
+    assert receiver.lag_s < 5
+
+
+def test_bad_messages_are_refused_and_counted_and_good_ones_still_taken(
+    receiver, connect_engine, make_span, make_step, spec, world
+):
+    engine = connect_engine(receiver.endpoint)
+    aux, hidden = world.rows([1])
+    step = make_step([make_span("r", 0, [1])])
+    other = make_step([make_span("r", 0, [1])], spec=msgspec.structs.replace(spec, target_revision="other"))
+    engine.send_raw([b"garbage"])
+    engine.send_raw([encode(step), b"too short", hidden.numpy().tobytes()])
+    engine.send_raw([encode(msgspec.structs.replace(step, schema_version=99))])
+    engine.send(other, aux, hidden)
+    engine.send(step, aux, hidden)
+    assert len(take(receiver, 1)) == 1
+    wait_for_refusals(receiver, 4)
+    assert dict(receiver.refused) == {"wire_error": 1, "bad_frame": 1, "schema_mismatch": 1, "spec_mismatch": 1}
+
+
+def test_a_full_learner_pushes_back_and_loses_nothing_it_took(spec, make_span, make_step, world):
+    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec, max_queued_messages=4)
+    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket.setsockopt(zmq.SNDHWM, 4)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(receiver.endpoint)
+    padding = 4000
+    tokens = [1] * padding
+    aux, hidden = world.rows(tokens)
+    sent = dropped = 0
+    for number in range(60):
+        step = make_step([make_span(f"r{number}", 0, tokens)])
+        try:
+            socket.send_multipart([encode(step), aux.numpy().tobytes(), hidden.numpy().tobytes()], zmq.NOBLOCK)
+            sent += 1
+        except zmq.Again:
+            dropped += 1
+            time.sleep(0.002)
+    assert dropped > 0
+    assert len(take(receiver, sent)) == sent
+    socket.close()
+    receiver.close()
+
+
+def test_empty_step_with_only_finished_ids_is_valid(receiver, connect_engine, make_step):
+    engine = connect_engine(receiver.endpoint)
+    engine.send(make_step([], finished=("r",)), torch.empty(0, 48), torch.empty(0, 16))
+    (received,) = take(receiver, 1)
+    assert received.step.finished_ids == ["r"]
+    assert received.aux_TX.shape == (0, 48)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from learner.config import LearnerConfig
+from learner.main import run, run_from_command_line
+from learner.session import LearningSession, wait_for_draft
+from wire.errors import ConfigError
+from wire.store import DraftStore
+
+
+@pytest.fixture
+def config(state_dir, target_dir, gateway):
+    def build(**learner) -> LearnerConfig:
+        defaults = {
+            "nice": 0,
+            "checkpoint_every_s": 0.2,
+            "replay": {"holdout_share": 0.3, "max_passes": 200},
+            "train": {"muon_rate": 0.05, "bfloat16": False, "batch_tokens": 60},
+            "gate": {"every_s": 0.2, "num_resamples": 200},
+        }
+        data = {
+            "learner": defaults | learner,
+            "target_dir": str(target_dir),
+            "state_dir": str(state_dir),
+            "capture_endpoint": "tcp://127.0.0.1:*",
+            "admin_url": gateway.url,
+            "num_speculative_tokens": 3,
+        }
+        return LearnerConfig.build(data, source="test")
+
+    return build
+
+
+def wait_until(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def running(config, connect_engine):
+    """A session whose loop runs in a thread, with traffic from a fake engine."""
+    session = LearningSession(config(), 0)
+    stopping = threading.Event()
+    thread = threading.Thread(target=run, args=(session, stopping))
+    thread.start()
+    engine = connect_engine(session.receiver.endpoint)
+    for n in range(24):
+        engine.serve(f"r{n}", first=n, prompt=3 + n % 5, total=24)
+    yield session
+    stopping.set()
+    thread.join()
+    session.close()
+
+
+def test_traffic_becomes_a_better_draft_that_serves(running, gateway):
+    wait_until(lambda: gateway.store.active() != 0)
+    manifest = gateway.store.verify(gateway.store.active())
+    assert manifest.origin == "learned"
+    assert manifest.gate is not None
+    assert manifest.gate.candidate_al > manifest.gate.incumbent_al
+    wait_until(lambda: gateway.reports and gateway.reports[-1]["num_published"] >= 1)
+    report = gateway.reports[-1]
+    assert report["num_steps"] > 0
+    assert report["num_received_rows"] > 0
+    assert report["buffer_requests"] > 0
+
+
+def test_a_paused_learner_stands_still_and_goes_on(running, gateway):
+    wait_until(lambda: running.trainer.num_steps > 0)
+    gateway.paused = True
+    wait_until(lambda: running.is_paused)
+    time.sleep(0.3)
+    steps = running.trainer.num_steps
+    time.sleep(0.3)
+    assert running.trainer.num_steps == steps
+    gateway.paused = False
+    wait_until(lambda: running.trainer.num_steps > steps)
+
+
+def test_divergence_restores_the_checkpoint_and_halves_the_rate(config, make_request):
+    session = LearningSession(config(), 0)
+    bad = make_request("bad", prompt_key="p0")
+    bad.rows.aux_TX[:] = float("nan")
+    session.replay.recent.add(bad)
+    assert session.train()
+    assert session.report().num_restores == 1
+    assert session.trainer.optimiser.rate_scale == 0.5
+    assert all(bool(value.isfinite().all()) for value in session.trainer.core.state_dict().values())
+    session.close()
+
+
+def test_vocabulary_follows_the_traffic_once_it_pays(config, make_request):
+    session = LearningSession(config(), 0)
+    before = session.trainer.head.vocabulary.sha256
+    session._refresh_vocabulary()
+    assert session.trainer.head.vocabulary.sha256 == before
+    session.replay.counts_V[63] += 100
+    session._refresh_vocabulary()
+    assert 63 in session.trainer.head.vocabulary.ids_U.tolist()
+    session.close()
+
+
+def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
+    first = LearningSession(config(), 0)
+    for n in range(4):
+        first._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=True)
+    while first.trainer.num_steps < 3:
+        first.train()
+    first.close()
+    second = LearningSession(config(), 0)
+    assert second.trainer.num_steps == 3
+    assert second.replay.num_tokens == first.replay.num_tokens
+    assert second.replay.visits() == first.replay.visits()
+    assert torch.equal(second.trainer.core.fc.weight, first.trainer.core.fc.weight)
+    assert second.origin == "its checkpoint at step 3"
+    second.close()
+
+
+def test_an_unwritable_state_directory_does_not_stop_learning(config, make_request, state_dir):
+    session = LearningSession(config(), 0)
+    (state_dir / "learner").write_text("in the way")
+    session._remember(make_request("k", prompt_key="q"), on_disk=True)
+    session.train()
+    session.checkpoint()
+    session.close()
+
+
+def test_another_target_is_a_start_up_error(config, target_dir):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, target_dir / "other.safetensors")
+    with pytest.raises(ConfigError, match="another target"):
+        LearningSession(config(), 0)
+
+
+def test_waiting_for_a_draft_ends_when_told_or_when_there_is_one(tmp_path, state_dir):
+    stopping = threading.Event()
+    stopping.set()
+    assert wait_for_draft(tmp_path / "empty", stopping) is None
+    assert wait_for_draft(state_dir, threading.Event()) == 0
+
+
+def test_process_ends_well_on_sigterm_and_survives_sigkill(config, state_dir, tmp_path):
+    path = tmp_path / "learner.json"
+    path.write_text(config(nice=1).model_dump_json())
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def start() -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-m", "learner.main", str(path)], env=environment)
+
+    checkpoint = state_dir / "learner" / "checkpoint.safetensors"
+    process = start()
+    wait_until(checkpoint.is_file)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    checkpoint.unlink()
+    process = start()
+    wait_until(checkpoint.is_file)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+
+
+def test_a_bad_configuration_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "learner.json"
+    path.write_text(json.dumps({"nonsense": 1}))
+    monkeypatch.setattr(sys, "argv", ["learner", str(path)])
+    assert run_from_command_line() == 1
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_store_of_the_session_is_the_one_on_disk(config, state_dir):
+    session = LearningSession(config(), 0)
+    assert DraftStore(state_dir).active() == session.active_version
+    session.close()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from learner.optimiser import DraftOptimiser, orthogonalise
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def build(core: nn.Module, **values) -> DraftOptimiser:
+    return DraftOptimiser(core, **({"muon_rate": 0.02, "adamw_rate": 1e-2} | values))
+
+
+def train(core: nn.Module, optimiser: DraftOptimiser, steps: int, seed: int = 1) -> list[float]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(64, 8, generator=generator)
+    y = x[:, :4].sin()
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = (core(x) - y).square().mean()
+        loss.backward()
+        optimiser.clip()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8), (16, 16)])
+def test_orthogonalised_matrix_has_singular_values_near_one(shape):
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
+    assert values.max() < 1.3
+    assert values.min() > 0.3
+
+
+@pytest.mark.parametrize("use_muon", [True, False])
+def test_loss_falls(use_muon):
+    core = model()
+    losses = train(core, build(core, use_muon=use_muon), 60)
+    assert losses[-1] < losses[0] / 4
+
+
+def test_state_survives_saving_and_training_goes_on_identically():
+    first = model()
+    optimiser = build(first)
+    train(first, optimiser, 5)
+    second = model()
+    second.load_state_dict(first.state_dict())
+    other = build(second)
+    other.load({name: value.clone() for name, value in optimiser.tensors().items()})
+    assert train(first, optimiser, 5) == train(second, other, 5)
+
+
+def test_state_of_another_shape_is_refused():
+    optimiser = build(model())
+    tensors = optimiser.tensors() | {"muon.0.weight": torch.zeros(2, 2)}
+    with pytest.raises(ValueError, match="muon.0.weight"):
+        optimiser.load(tensors)
+
+
+def test_halving_the_rate_scale_halves_the_step():
+    def moved(scale: float) -> torch.Tensor:
+        core = model()
+        before = core[0].weight.detach().clone()
+        optimiser = build(core)
+        optimiser.rate_scale = scale
+        train(core, optimiser, 1)
+        return core[0].weight.detach() - before
+
+    torch.testing.assert_close(moved(0.5), moved(1.0) / 2)
+
+
+def test_a_broken_gradient_shows_in_the_norm():
+    core = model()
+    optimiser = build(core)
+    core(torch.full((1, 8), float("nan"))).sum().backward()
+    assert not torch.tensor(optimiser.clip()).isfinite()

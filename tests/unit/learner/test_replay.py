@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from learner.config import ReplaySettings
+from learner.replay import Replay, Reservoir, TokenWindow
+from learner.request import is_held_out
+
+
+def settings(**values) -> ReplaySettings:
+    return ReplaySettings(**({"recent_tokens": 100, "reservoir_tokens": 60, "holdout_share": 0.2} | values))
+
+
+def prompts(held_out: bool, share: float = 0.2):
+    return (f"p{n}" for n in range(10_000) if is_held_out(f"p{n}", share) == held_out)
+
+
+def test_share_of_prompts_is_held_out_and_never_changes():
+    chosen = [is_held_out(f"p{n}", 0.1) for n in range(5000)]
+    assert sum(chosen) / 5000 == pytest.approx(0.1, abs=0.02)
+    assert chosen == [is_held_out(f"p{n}", 0.1) for n in range(5000)]
+
+
+def test_window_is_bounded_in_tokens_and_drops_the_oldest(make_request):
+    window = TokenWindow(30)
+    fallen = [old.key for n in range(4) for old in window.add(make_request(f"k{n}"))]
+    assert fallen == ["k0", "k1"]
+    assert window.num_tokens == sum(request.num_tokens for request in window) <= 30
+
+
+def test_reservoir_shares_its_budget_between_domains(make_request):
+    reservoir = Reservoir(100, random.Random(0))
+    for n in range(20):
+        reservoir.offer(make_request(f"a{n}", domain="a"))
+    for n in range(3):
+        reservoir.offer(make_request(f"b{n}", domain="b"))
+    groups = reservoir.groups()
+    assert {name: sum(r.num_tokens for r in kept) <= 50 for name, kept in groups.items()} == {"t/a": True, "t/b": True}
+    assert len(groups["t/b"]) == 3
+    assert reservoir.num_tokens <= 100
+
+
+def test_reservoir_names_everything_it_drops(make_request):
+    reservoir = Reservoir(60, random.Random(0))
+    gone = [old.key for n in range(30) for old in reservoir.offer(make_request(f"k{n}"))]
+    assert sorted(gone + [request.key for request in reservoir]) == sorted(f"k{n}" for n in range(30))
+
+
+def test_held_out_requests_are_never_drawn(make_request):
+    replay = Replay(settings(), 64, seed=0)
+    evidence, training = prompts(True), prompts(False)
+    for n in range(4):
+        replay.add(make_request(f"h{n}", prompt_key=next(evidence)))
+        replay.add(make_request(f"t{n}", prompt_key=next(training)))
+    drawn = {request.key for _ in range(10) for request in replay.draw(30)}
+    assert drawn == {"t0", "t1", "t2", "t3"}
+    assert [request.key for request in replay.held_out] == ["h3"]
+    assert replay.counts_V.sum() == replay.num_tokens_distinct == 4 * make_request().num_tokens
+
+
+def test_each_request_is_drawn_once_a_pass_and_not_beyond_max_passes(make_request):
+    replay = Replay(settings(max_passes=2), 64, seed=0)
+    keys = prompts(False)
+    for n in range(4):
+        replay.add(make_request(f"k{n}", prompt_key=next(keys)))
+    first = [request.key for _ in range(4) for request in replay.draw(1)]
+    second = [request.key for _ in range(4) for request in replay.draw(1)]
+    assert sorted(first) == sorted(second) == ["k0", "k1", "k2", "k3"]
+    assert replay.draw(1) == []
+    replay.add(make_request("new", prompt_key=next(keys)))
+    assert [request.key for request in replay.draw(1)] == ["new"]
+
+
+def test_everything_forgotten_is_named_once(make_request):
+    replay = Replay(settings(), 64, seed=0)
+    gone = [key for n in range(80) for key in replay.add(make_request(f"k{n}", prompt_key=f"p{n}"))]
+    kept = [request.key for request in replay.everything()]
+    assert sorted(gone + kept) == sorted(f"k{n}" for n in range(80))
+
+
+def test_same_seed_draws_the_same(make_request):
+    def draw() -> list[str]:
+        replay = Replay(settings(), 64, seed=3)
+        for n in range(12):
+            replay.add(make_request(f"k{n}", prompt_key=f"p{n}"))
+        return [request.key for _ in range(5) for request in replay.draw(20)]
+
+    assert draw() == draw()

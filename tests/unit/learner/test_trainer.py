@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafter.create import random_draft
+from drafter.head import Head
+from drafter.vocabulary import choose_vocabulary
+from learner.config import TrainSettings
+from learner.evaluate import Evaluator, simulated_al
+from learner.trainer import Diverged, Trainer
+
+
+@pytest.fixture
+def trainer(spec, target_dir, target):
+    return Trainer(random_draft(spec, target_dir, target, seed=0), target, TrainSettings(bfloat16=False, muon_rate=0.05))
+
+
+@pytest.fixture
+def evaluator(target):
+    return Evaluator(target, 3, dtype=torch.float32, max_context_rows=64)
+
+
+def test_training_raises_al_on_requests_never_seen(trainer, evaluator, make_request):
+    unseen = [make_request(f"u{n}", first=n) for n in (2, 5, 9)]
+    seen = [make_request(f"s{n}", first=n) for n in range(0, 40, 3) if n not in (2, 5, 9)]
+    before = simulated_al(list(evaluator.scores(trainer.candidate(), unseen).values()))
+    results = [trainer.step(seen) for _ in range(25)]
+    after = simulated_al(list(evaluator.scores(trainer.candidate(), unseen).values()))
+    assert results[-1].loss < results[0].loss / 2
+    assert after > before + 0.5
+    assert trainer.num_steps == 25
+    assert trainer.num_tokens_seen == 25 * sum(request.num_tokens for request in seen)
+
+
+def test_the_same_seed_trains_the_same(spec, target_dir, target, make_request):
+    def losses() -> list[float]:
+        trainer = Trainer(random_draft(spec, target_dir, target, seed=0), target, TrainSettings())
+        return [trainer.step([make_request()]).loss for _ in range(3)]
+
+    assert losses() == losses()
+
+
+def test_a_broken_sample_diverges_before_any_weight_changes(trainer, make_request):
+    request = make_request()
+    request.rows.aux_TX[3] = float("nan")
+    before = {name: value.clone() for name, value in trainer.core.state_dict().items()}
+    with pytest.raises(Diverged, match="loss is nan"):
+        trainer.step([request])
+    assert all(torch.equal(before[name], value) for name, value in trainer.core.state_dict().items())
+
+
+def test_an_exploding_loss_diverges(trainer, make_request):
+    for _ in range(25):
+        trainer.step([make_request()])
+    with torch.no_grad():
+        trainer.core.norm.weight.mul_(-100)
+    with pytest.raises(Diverged, match="times its mean"):
+        trainer.step([make_request()])
+
+
+def test_a_restored_state_trains_on_as_if_nothing_happened(trainer, make_request):
+    trainer.step([make_request()])
+    state = trainer.tensors()
+    expected = [trainer.step([make_request()]).loss for _ in range(3)]
+    trainer.load(state)
+    assert [trainer.step([make_request()]).loss for _ in range(3)] == expected
+
+
+def test_another_vocabulary_keeps_the_core_and_reteaches(trainer, target, make_request):
+    trainer.step([make_request()])
+    core = {name: value.clone() for name, value in trainer.core.state_dict().items()}
+    trainer.set_head(Head.of_target(choose_vocabulary(torch.arange(64.0), [], 48), target.head_VD))
+    assert all(torch.equal(core[name], value) for name, value in trainer.core.state_dict().items())
+    assert trainer.step([make_request()]).loss > 0
+    assert trainer.candidate().head.vocabulary.sha256 == trainer.head.vocabulary.sha256
+
+
+def test_a_request_without_anchor_is_left_out(trainer, make_request):
+    assert trainer.step([make_request(), make_request("e.r1", prompt=16)]).num_tokens == make_request().num_tokens
+    with pytest.raises(ValueError, match="no request"):
+        trainer.step([make_request("e.r2", prompt=16)])
+
+
+def test_candidate_has_the_precision_it_is_served_with(spec, target_dir, target, make_request):
+    import msgspec
+
+    served = msgspec.structs.replace(spec, dtype="bfloat16")
+    trainer = Trainer(random_draft(served, target_dir, target, seed=0), target, TrainSettings())
+    weight = trainer.candidate().core.fc.weight
+    assert torch.equal(weight, weight.bfloat16().float())
+    assert not torch.equal(weight, trainer.core.fc.weight)
