@@ -154,7 +154,7 @@ def test_waiting_for_a_draft_ends_when_told_or_when_there_is_one(tmp_path, state
 
 def test_process_ends_well_on_sigterm_and_survives_sigkill(config, state_dir, tmp_path):
     path = tmp_path / "learner.json"
-    path.write_text(config(nice=1).model_dump_json())
+    path.write_text(config().model_dump_json())
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def start() -> subprocess.Popen:
