@@ -32,7 +32,7 @@ $(STAMP): $(LOCK) pyproject.toml
 	echo "[1/4] $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
 	@echo "[2/4] installing $$(grep -c '==' $(LOCK)) packages, about 3.5 GB and a minute or two once downloaded"
-	@$(BIN)/python -m pip install --no-deps --disable-pip-version-check --no-input -r $(LOCK)
+	@$(BIN)/python requirements/install.py $(LOCK) $(VENV)/install.log
 	@echo '[3/4] installing paceline itself'
 	@$(BIN)/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check --quiet -e .
 	@echo '[4/4] checking'

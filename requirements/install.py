@@ -1,0 +1,80 @@
+"""Install a lock file with pip and show one progress bar instead of hundreds of lines. Standard library only.
+
+usage: python requirements/install.py LOCK LOG
+The full output of pip goes to LOG; its last lines are shown where it fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_WIDTH = 30
+_PLAIN_EVERY_S = 15.0
+
+
+class Bar:
+    """A bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._started_at_s = time.monotonic()
+        self._printed_at_s = self._started_at_s
+
+    def show(self, done: int, what: str) -> None:
+        elapsed_s = time.monotonic() - self._started_at_s
+        if sys.stdout.isatty():
+            filled = _WIDTH * done // self._num_steps
+            gauge = "█" * filled + "░" * (_WIDTH - filled)
+            print(f"\r\033[K      {gauge} {done}/{self._num_steps} {elapsed_s:4.0f} s  {what[:50]}", end="", flush=True)
+        elif time.monotonic() - self._printed_at_s >= _PLAIN_EVERY_S:
+            self._printed_at_s = time.monotonic()
+            print(f"      {done}/{self._num_steps} {elapsed_s:.0f} s  {what}", flush=True)
+
+
+def main() -> int:
+    lock, log_file = Path(sys.argv[1]), Path(sys.argv[2])
+    num_packages = sum("==" in line for line in lock.read_text().splitlines() if not line.startswith("#"))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "--no-input",
+        "-r",
+        str(lock),
+    ]
+    # Reading the packages is half of the work, writing them the other half, of which pip says nothing.
+    bar = Bar(2 * num_packages)
+    seen = 0
+    with (
+        log_file.open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
+    ):
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            log.write(line)
+            first, _, rest = line.strip().partition(" ")
+            if first in ("Collecting", "Processing", "Requirement"):
+                seen += 1
+                bar.show(min(seen, num_packages), Path(rest.split(" ")[0]).name)
+            elif first == "Installing":
+                bar.show(num_packages, "writing packages, about a minute")
+    if pip.returncode == 0:
+        bar.show(2 * num_packages, "done")
+    print(flush=True)
+    if pip.returncode != 0:
+        tail = log_file.read_text().splitlines()[-20:]
+        print("\n".join(tail), file=sys.stderr)
+        if any("torch==" in line for line in tail):
+            print("torch's +cpu build is on PyTorch's own CPU wheel index: set PIP_EXTRA_INDEX_URL to it", file=sys.stderr)
+        print(f"pip failed; its full output is in {log_file}", file=sys.stderr)
+    return pip.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
