@@ -67,7 +67,12 @@ def verdict(bar: Bar, measured: Measured) -> str:
     value = "not measured" if measured.value is None else f"{measured.value:.4g}"
     word = "met" if bar.is_met(measured.value) else "FALLS SHORT"
     lines = [f"{word:<12} {bar.name:<26} {value} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}"]
-    lines += [f"{'':<12}   {key}: {text}" for key, text in measured.detail.items()]
+    indent = " " * 15
+    for key, detail in measured.detail.items():
+        if isinstance(detail, dict) and detail:
+            lines += [f"{indent}{key}:", *(f"{indent}  {name}: {text}" for name, text in detail.items())]
+        else:
+            lines.append(f"{indent}{key}: {detail}")
     return "\n".join(lines)
 
 

