@@ -200,8 +200,7 @@ class Capture:
         width = self._spec.hidden_size
         return torch.empty(0, len(self._spec.aux_layer_ids) * width, dtype=dtype), torch.empty(0, width, dtype=dtype)
 
-    def _stats(self) -> EngineStats:
-        assert self._channel is not None
+    def _stats(self, num_captured_rows: int, num_dropped_rows: dict[str, int]) -> EngineStats:
         draft_version, target_version = self._versions()
         return EngineStats(
             schema_version=SCHEMA_VERSION,
@@ -212,8 +211,8 @@ class Capture:
             target_version=target_version,
             capture_rate=self.rate,
             acceptance=self._acceptance.snapshot(),
-            num_captured_rows=self._channel.num_captured_rows,
-            num_dropped_rows=self._channel.num_dropped_rows(),
+            num_captured_rows=num_captured_rows,
+            num_dropped_rows=num_dropped_rows,
         )
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import msgspec
 import torch
@@ -18,6 +19,7 @@ import zmq
 
 from server.config import EnginePartsConfig
 from server.engine.affinity import leave_compute_cores
+from wire.errors import ConfigError
 from wire.frames import frame_for
 from wire.messages import TOPIC_STATS, TOPIC_STEP, CaptureStep, EngineStats, TensorFrame, encode
 
@@ -25,6 +27,10 @@ _STATS_PERIOD_S = 1.0
 QUEUE_FULL = "queue_full"
 CHANNEL_FULL = "channel_full"
 NO_LEARNER = "no_learner"
+
+
+StatsMaker = Callable[[int, dict[str, int]], EngineStats]
+"""(rows sent, rows dropped by reason) -> the message."""
 
 
 class CapturedStep(msgspec.Struct, frozen=True):
@@ -35,17 +41,23 @@ class CapturedStep(msgspec.Struct, frozen=True):
 
 
 class CaptureChannel:
-    """Starts its thread at once; `close` ends it. `make_stats` is called from the thread once a second."""
+    """Starts its thread at once; `close` ends it. `make_stats` is called from the thread once a second.
 
-    def __init__(self, config: EnginePartsConfig, make_stats: Callable[[], EngineStats]) -> None:
+    Raises ConfigError where an endpoint cannot be opened. The sockets belong to the thread: ZMQ's own threads inherit the
+    mask of the one that makes the context, and must not land on the compute cores.
+    """
+
+    def __init__(self, config: EnginePartsConfig, make_stats: StatsMaker) -> None:
         self._config = config
         self._make_stats = make_stats
         self._queue: queue.Queue[CapturedStep | None] = queue.Queue(maxsize=config.capture.max_queued_steps)
         self._lock = threading.Lock()
         self._num_dropped_rows: Counter[str] = Counter()
         self.num_captured_rows = 0
-        self._thread = threading.Thread(target=self._run, name="paceline-capture", daemon=True)
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="paceline-capture", daemon=True)
         self._thread.start()
+        opened.result()
 
     def offer(self, step: CapturedStep) -> None:
         """Hand over a step; drops and counts it where the queue is full. Never blocks."""
@@ -67,10 +79,25 @@ class CaptureChannel:
         with self._lock:
             self._num_dropped_rows[reason] += sum(span.num_rows for span in message.spans)
 
-    def _run(self) -> None:
+    def _run(self, opened: Future[None]) -> None:
         leave_compute_cores()
         context = zmq.Context()
-        push, pub = self._open_push(context), self._open_pub(context)
+        try:
+            push, pub = self._open_push(context), self._open_pub(context)
+        except (zmq.ZMQError, OSError) as error:
+            opened.set_exception(
+                ConfigError(
+                    f"cannot open {self._config.capture_endpoint} or {self._config.events_endpoint}: {error}; is the port taken?"
+                )
+            )
+            return
+        opened.set_result(None)
+        try:
+            self._send_until_closed(push, pub)
+        finally:
+            context.destroy(linger=0)
+
+    def _send_until_closed(self, push: zmq.Socket[bytes], pub: zmq.Socket[bytes]) -> None:
         monitor = push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         connected = False
         next_stats_s = time.monotonic()
@@ -85,10 +112,11 @@ class CaptureChannel:
             if step is not None:
                 self._send(step, push, pub, connected)
             if time.monotonic() >= next_stats_s:
-                pub.send_multipart([TOPIC_STATS, encode(self._make_stats())], zmq.NOBLOCK)
-                next_stats_s += _STATS_PERIOD_S
+                pub.send_multipart(
+                    [TOPIC_STATS, encode(self._make_stats(self.num_captured_rows, self.num_dropped_rows()))], zmq.NOBLOCK
+                )
+                next_stats_s = time.monotonic() + _STATS_PERIOD_S
         push.disable_monitor()
-        context.destroy(linger=0)
 
     def _open_push(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         push = context.socket(zmq.PUSH)

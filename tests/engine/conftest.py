@@ -38,7 +38,7 @@ def tiny_state(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def tiny_engine(tiny_target: Path, tiny_state: Path) -> Iterator[LiveEngine]:
     """Few KV blocks and a small token budget: long prompts are chunked, and many requests preempt one another."""
     options = ["--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "34"]
-    worker = "faulty_worker.FaultyCpuWorker"
+    worker = "probe_worker.ProbeCpuWorker"
     with start_engine(tiny_target, tiny_state, tiny.DRAFT_VOCAB, options=options, worker_cls=worker) as engine:
         yield engine
 
@@ -61,5 +61,3 @@ def make_drafts(state_dir: Path, target_dir: Path, *, draft_vocab_size: int, cou
     spec = resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=draft_vocab_size)
     versions = [create_random_draft(store, spec, target_dir, seed=seed) for seed in range(count)]
     store.set_active(versions[0])
-
-

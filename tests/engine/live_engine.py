@@ -89,7 +89,9 @@ class Listener:
 
 
 class LiveEngine:
-    def __init__(self, url: str, model: str, state_dir: Path, target_dir: Path, listener: Listener, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, url: str, model: str, state_dir: Path, target_dir: Path, listener: Listener, process: subprocess.Popen[bytes]
+    ) -> None:
         self.url, self.model, self.state_dir, self.target_dir = url, model, state_dir, target_dir
         self.listener = listener
         self.process = process
@@ -112,6 +114,10 @@ class LiveEngine:
         assert status == 200, (status, answer)
         return answer
 
+    def rpc(self, method: str, *args: Any) -> Any:
+        """What worker 0 answers to a method of its class."""
+        return self.ok("/test/rpc", {"method": method, "args": list(args)})[0]
+
     def complete(self, prompt: str | list[int], **options: Any) -> Completion:
         """One completion of 32 greedy tokens unless `options` say otherwise."""
         body = {
@@ -124,7 +130,9 @@ class LiveEngine:
         } | options
         answer = self.ok("/v1/completions", body)
         choice = answer["choices"][0]
-        return Completion(answer["id"], choice["prompt_token_ids"], choice["token_ids"], choice["text"], answer.get("metrics") or {})
+        return Completion(
+            answer["id"], choice["prompt_token_ids"], choice["token_ids"], choice["text"], answer.get("metrics") or {}
+        )
 
     def complete_all(self, prompts: list[str] | list[list[int]], **options: Any) -> list[Completion]:
         """All prompts at once."""
@@ -207,11 +215,11 @@ def start_engine(
     environment = os.environ | {
         "PACELINE_ENGINE_CONFIG": parts.model_dump_json(),
         "PACELINE_ENGINE_TOKEN": TOKEN,
-        "VLLM_PLUGINS": "paceline,paceline_control",
+        "VLLM_PLUGINS": "paceline,paceline_control,engine_test_rpc",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "0",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in (Path(__file__).parent, Path(__file__).parent / "plugins")),
     }
     openmp = find_openmp()
     if openmp is not None:

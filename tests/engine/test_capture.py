@@ -59,7 +59,9 @@ def test_counters_cover_every_request_also_at_rate_zero(tiny_engine: LiveEngine)
     counts = [count for count in tiny_engine.fresh_stats().acceptance if count.domain == "uncaptured"]
     # The engine stops at max_tokens within a step; its own metric and ours both count the whole step.
     assert sum(count.num_verify_steps for count in counts) == sum(len(metric["per_step_drafted"]) for metric in theirs)
-    assert sum(sum(count.accepted_per_position) for count in counts) == sum(sum(metric["per_step_accepted"]) for metric in theirs)
+    assert sum(sum(count.accepted_per_position) for count in counts) == sum(
+        sum(metric["per_step_accepted"]) for metric in theirs
+    )
     assert {count.tenant for count in counts} == {"t1"}
 
 
@@ -122,7 +124,9 @@ def test_structured_output_is_captured_and_obeys_its_grammar(tiny_engine: LiveEn
     assert len(completion.text) == 12
     assert completion.text.isdigit()
     seen = tokens_by_position(tiny_engine, completion)
-    assert [seen[position] for position in range(len(completion.prompt_ids), len(completion.ids) - 1)] == completion.token_ids[:-1]
+    assert [seen[position] for position in range(len(completion.prompt_ids), len(completion.ids) - 1)] == completion.token_ids[
+        :-1
+    ]
 
 
 def test_the_end_of_a_request_is_reported_once(tiny_engine: LiveEngine) -> None:
@@ -163,5 +167,3 @@ def test_the_rate_selects_requests_by_hash_and_is_bounded(tiny_engine: LiveEngin
         tiny_engine.ok("/paceline/capture", {"rate": 1.0})
     share = sum(bool(tiny_engine.spans_of(completion)) for completion in completions) / len(completions)
     assert 0.2 < share < 0.8
-
-

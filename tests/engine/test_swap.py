@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_worker import FAULT_FILE
 from live_engine import LiveEngine
 from safetensors.numpy import load_file, save_file
 
@@ -97,7 +96,7 @@ def test_a_failure_half_way_through_a_commit_restores_the_old_draft(tiny_engine:
     digest = tiny_engine.ok("/paceline/digest")
     reference = tiny_engine.complete(PROMPTS[2], max_tokens=64)
     tiny_engine.stage(1)
-    (tiny_engine.state_dir / FAULT_FILE).touch()
+    tiny_engine.rpc("probe_fail_next_load")
     status, answer = tiny_engine.call("/paceline/commit", {"version": 1, "expected_active": 0})
     assert status == 409
     assert "back in force" in answer["error"]["message"]

@@ -1,0 +1,43 @@
+"""A worker for tests: fails half-way through loading a draft when asked to, and keeps the draft's last logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from server.engine.worker_cpu import PacelineCpuWorker
+
+
+class ProbeCpuWorker(PacelineCpuWorker):
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        self._fails_next_load = False
+        self._draft_logits: list[torch.Tensor] = []
+        draft = self.get_draft_model()
+        load_weights, compute_logits = draft.load_weights, draft.compute_logits
+
+        def load_half(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            if not self._fails_next_load:
+                return load_weights(weights)
+            self._fails_next_load = False
+            listed = list(weights)
+            load_weights(iter(listed[: len(listed) // 2]))
+            raise RuntimeError("injected fault half-way through the load")
+
+        def keep_logits(hidden_states: torch.Tensor) -> torch.Tensor:
+            logits = compute_logits(hidden_states)
+            self._draft_logits.append(logits[0].clone())
+            return logits
+
+        draft.load_weights, draft.compute_logits = load_half, keep_logits
+
+    def probe_fail_next_load(self) -> bool:
+        self._fails_next_load = True
+        return True
+
+    def probe_take_draft_logits(self) -> list[list[float]]:
+        """Logits of the first request of each draft forward since the last call, -inf as -1e30."""
+        taken, self._draft_logits = self._draft_logits, []
+        return [logits.clamp(min=-1e30).tolist() for logits in taken]

@@ -1,0 +1,142 @@
+"""The stock CPU faults, each with a live test that fails without its mend, and one that tells when vLLM mended it itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import torch
+from live_engine import LiveEngine
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from server.engine import mends
+
+PROMPT = "the distribution of what follows "
+
+
+@torch.inference_mode()
+def target_distribution(target: Path, ids: list[int], temperature: float) -> torch.Tensor:
+    """Next-token probabilities [V] of the plain target."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    return torch.softmax(model(torch.tensor([ids])).logits[0, -1] / temperature, dim=-1)
+
+
+def chi_square(counts: Counter[int], probabilities: torch.Tensor, num_samples: int) -> tuple[float, int]:
+    """(statistic, degrees of freedom) over tokens expected at least 5 times; the rest is one bin."""
+    expected = (probabilities.double() * num_samples).tolist()
+    kept = [token for token, count in enumerate(expected) if count >= 5.0]
+    bins = [(counts[token], expected[token]) for token in kept]
+    bins.append((num_samples - sum(seen for seen, _ in bins), num_samples - sum(want for _, want in bins)))
+    return sum((seen - want) ** 2 / want for seen, want in bins if want > 0.5), len(bins) - 1
+
+
+def bound(degrees: int) -> float:
+    """Chi-square quantile for a one-in-a-million false alarm (Wilson-Hilferty)."""
+    z = 4.75
+    return degrees * (1 - 2 / (9 * degrees) + z * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+def test_sampling_under_speculation_follows_the_targets_distribution(tiny_engine: LiveEngine) -> None:
+    """Token by token, given the tokens before: 2,000 continuations of three tokens, temperatures mixed within the batch."""
+    num_samples = 2000
+    for temperature in (1.0, 0.7):
+        answer = tiny_engine.ok(
+            "/v1/completions",
+            {
+                "model": tiny_engine.model,
+                "prompt": [PROMPT] * 4,
+                "n": num_samples // 4,
+                "max_tokens": 3,
+                "temperature": temperature,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        prompt_ids = answer["choices"][0]["prompt_token_ids"]
+        samples = [tuple(choice["token_ids"]) for choice in answer["choices"]]
+        prefixes = Counter(sample[:depth] for sample in samples for depth in range(3))
+        checked = 0
+        for prefix, count in prefixes.most_common(6):
+            following = Counter(sample[len(prefix)] for sample in samples if sample[: len(prefix)] == prefix)
+            probabilities = target_distribution(tiny_engine.target_dir, prompt_ids + list(prefix), temperature)
+            statistic, degrees = chi_square(following, probabilities, count)
+            if degrees:
+                assert statistic < bound(degrees), (temperature, prefix, statistic, degrees)
+                checked += degrees
+        assert checked >= 10
+    tiny_engine.settle()
+    spans = [span for item in tiny_engine.listener.captured for span in item.message.spans if span.temperature == 1.0]
+    assert sum(span.num_accepted for span in spans) > 50  # the test would be empty if nothing was ever accepted
+    assert sum(span.num_proposed - span.num_accepted for span in spans) > 50
+
+
+def test_mixed_temperatures_in_one_batch_do_not_mix(tiny_engine: LiveEngine) -> None:
+    """Greedy requests beside hot ones stay greedy."""
+    alone = tiny_engine.complete(PROMPT, max_tokens=48)
+    body = {"max_tokens": 48, "ignore_eos": True}
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(tiny_engine.complete, PROMPT, temperature=0.0 if i % 2 else 1.3, **body) for i in range(8)]
+        crowd = [future.result() for future in futures]
+    assert all(completion.token_ids == alone.token_ids for completion in crowd[1::2])
+
+
+def test_a_seeded_request_with_a_chunked_prompt_is_served_and_reproducible(tiny_engine: LiveEngine) -> None:
+    prompt = "".join(chr(97 + i % 19) for i in range(300))  # two of them fit without preemption
+    first = tiny_engine.complete_all([prompt, prompt[::-1]], seed=11, temperature=1.0)
+    second = tiny_engine.complete_all([prompt, prompt[::-1]], seed=11, temperature=1.0, cache_salt="again")
+    assert [completion.token_ids for completion in first] == [completion.token_ids for completion in second]
+    assert tiny_engine.call("/health")[0] == 200
+
+
+def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_target: Path, tmp_path: Path) -> None:
+    """Greedy text after the update equals a plain forward of the new weights, and after the way back that of the old."""
+    weights = load_file(tiny_target / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    moved = {
+        name: tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    new_target = tmp_path / "new"
+    new_target.mkdir()
+    save_file(moved, new_target / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (new_target / name).write_bytes((tiny_target / name).read_bytes())
+    digest = tiny_engine.ok("/paceline/digest")["target"]
+    ids = tiny_engine.complete(PROMPT).prompt_ids
+    try:
+        for version, directory in ((1, new_target), (2, tiny_target)):
+            answer = tiny_engine.rpc("paceline_update_target", version, str(directory))
+            assert answer["version"] == version
+            token_ids = tiny_engine.complete(PROMPT, max_tokens=16, cache_salt=f"target-{version}").token_ids
+            assert token_ids == greedy(directory, ids, 16)
+    finally:
+        tiny_engine.rpc("paceline_update_target", 0, str(tiny_target))
+    assert tiny_engine.ok("/paceline/digest")["target"] == digest
+    assert greedy(new_target, ids, 16) != greedy(tiny_target, ids, 16)
+
+
+@torch.inference_mode()
+def greedy(target: Path, ids: list[int], num_tokens: int) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    output = model.generate(torch.tensor([ids]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+    return output[0, len(ids) :].tolist()
+
+
+def test_the_mended_expansion_repeats_each_value_for_its_tokens() -> None:
+    temperature = torch.tensor([0.0, 0.7, 1.3])
+    expanded = mends.expand_batch_to_tokens(temperature, torch.tensor([2, 2, 5]), 5, replace_from=0, replace_to=1)
+    assert expanded.tolist() == [1.0, 1.0, *[temperature[2].item()] * 3]
+
+
+def test_the_stock_expansion_is_still_broken() -> None:
+    """When this fails, vLLM has mended it: remove the mend and this test."""
+    from vllm.utils import cpu_triton_utils
+
+    output = torch.full((4,), -7.0)
+    kernel = cpu_triton_utils._expand_kernel_impl
+    kernel(output, torch.tensor([0.5, 0.25]), torch.tensor([2, 4], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=4)
+    assert output.tolist() == [-7.0] * 4

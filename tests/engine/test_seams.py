@@ -1,0 +1,179 @@
+"""Contract with the installed vLLM: every name, field and signature SEAMS.md lists. Run these first after a version bump."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import vllm
+
+import server.engine
+from server.engine import mends, pin, requests, runner_v1, runner_v2
+from server.engine.depth import UTILITY
+from server.engine.plugin import WEIGHT_BACKEND, register
+
+VLLM = Path(vllm.__file__).parent
+SEAMS = (Path(server.engine.__file__).parent / "SEAMS.md").read_text()
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_installed_release_is_the_pinned_one() -> None:
+    assert pin.require_pinned_vllm().startswith(pin.VLLM_VERSION)
+
+
+def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pin, "version", lambda _: "0.33.0")
+    with pytest.raises(pin.ConfigError, match=r"0\.33\.0 is installed.*0\.32\.0 only"):
+        pin.require_pinned_vllm()
+
+
+def test_v1_runner_keeps_the_fields_the_adapter_reads() -> None:
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+
+    assert {"scheduler_output", "spec_decode_metadata", "hidden_states", "aux_hidden_states"} <= set(ExecuteModelState._fields)
+    assert {"draft_token_ids", "num_draft_tokens"} <= {field.name for field in dataclasses.fields(SpecDecodeMetadata)}
+    assert parameters(GPUModelRunner.sample_tokens) == ["self", "grammar_output"]
+    assert parameters(GPUModelRunner.execute_model)[:2] == ["self", "scheduler_output"]
+    source = inspect.getsource(GPUModelRunner)
+    for attribute in ("self.execute_model_state", "self.discard_request_mask", "self.input_ids", "self.input_batch"):
+        assert attribute in source, attribute
+    assert runner_v1.NAME == "v1"
+
+
+def test_v2_runner_keeps_the_fields_the_adapter_reads() -> None:
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+    from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
+
+    assert {"input_batch", "hidden_states", "aux_hidden_states"} <= set(ExecuteModelState._fields)
+    needed = {"req_ids", "num_reqs", "query_start_loc_np", "num_draft_tokens_per_req", "num_computed_tokens_np", "input_ids"}
+    assert needed <= {field.name for field in dataclasses.fields(InputBatch)}
+    assert parameters(GPUModelRunner.sample_tokens) == ["self", "grammar_output"]
+    assert parameters(GPUModelRunner.execute_model)[:2] == ["self", "scheduler_output"]
+    assert runner_v2.NAME == "v2"
+
+
+def test_async_outputs_have_the_one_method_we_wrap() -> None:
+    from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+    assert AsyncModelRunnerOutput.__abstractmethods__ == frozenset({"get_output"})
+    assert "sampled_token_ids" in {field.name for field in dataclasses.fields(ModelRunnerOutput)}
+
+
+def test_scheduler_output_names_new_and_finished_requests() -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+
+    needed = {"scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "total_num_scheduled_tokens"}
+    assert needed <= {field.name for field in dataclasses.fields(SchedulerOutput)}
+    assert {"req_id", "sampling_params"} <= {field.name for field in dataclasses.fields(NewRequestData)}
+    assert {"temperature", "extra_args"} <= set(SamplingParams.__struct_fields__)
+
+
+def test_the_engine_still_appends_eight_hex_digits_to_request_ids() -> None:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    source = inspect.getsource(InputProcessor.assign_request_id)
+    assert 'f"{request.external_req_id}-{random_uuid():.8}"' in source
+    assert requests._RANDOM_SUFFIX.sub("", "cmpl-abc-0-1a2b3c4d") == "cmpl-abc-0"
+
+
+def test_the_weight_transfer_base_class_is_the_one_we_extend() -> None:
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+
+    assert WeightTransferEngine.__abstractmethods__ == frozenset(
+        {"init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"}
+    )
+    assert parameters(WeightTransferEngine.__init__) == ["self", "config", "vllm_config", "device", "model"]
+    register()
+    register()
+    assert WEIGHT_BACKEND in WeightTransferEngineFactory._registry
+
+
+def test_workers_have_the_update_calls_we_make_in_one_rpc() -> None:
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    for worker in (Worker, CPUWorker):
+        assert parameters(worker.load_model) == ["self", "load_dummy_weights"]
+        for method in (
+            "start_draft_weight_update",
+            "start_weight_update",
+            "finish_weight_update",
+            "get_model",
+            "get_draft_model",
+        ):
+            assert parameters(getattr(worker, method)) == ["self"], method
+        assert parameters(worker.update_weights) == ["self", "update_info"]
+
+
+def test_the_layerwise_reload_has_the_two_calls_we_make() -> None:
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    assert parameters(initialize_layerwise_reload) == ["model"]
+    assert callable(finalize_layerwise_reload)
+
+
+def test_the_scheduler_keeps_its_depth_table_where_we_write() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core_client import AsyncMPClient
+
+    source = inspect.getsource(Scheduler)
+    assert "self.dynamic_sd_lookup: list[int] | None" in source
+    assert "num_spec_tokens_to_schedule = self.dynamic_sd_lookup[" in source
+    assert "self.scheduler" in inspect.getsource(EngineCore)
+    assert parameters(AsyncMPClient.call_utility_async) == ["self", "method", "args"]
+    register()
+    assert hasattr(EngineCore, UTILITY)
+
+
+def test_a_constant_schedule_keeps_the_scheduler_from_padding() -> None:
+    """Padding drafts are -1, which the CPU random rejection sampler reads past."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    assert "(self.num_spec_tokens > 0 and self.dynamic_sd_lookup is None)" in inspect.getsource(Scheduler)
+
+
+def test_endpoint_plugins_are_called_as_ours_expects() -> None:
+    from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
+
+    from server.engine.control import ControlPlugin
+
+    assert isinstance(ControlPlugin(), EndpointPlugin)
+    assert parameters(EndpointPlugin.init_state) == ["self", "engine_client", "state", "args"]
+
+
+def test_the_mended_functions_are_the_ones_we_replace() -> None:
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    stock = rejection_sampler.expand_batch_to_tokens
+    assert parameters(stock) == parameters(mends.expand_batch_to_tokens)
+    assert "gen.set_offset(gen.get_offset() - 4)" in inspect.getsource(GPUModelRunner)
+
+
+def test_the_serve_command_is_built_as_our_entry_builds_it() -> None:
+    from vllm.entrypoints.cli.serve import ServeSubcommand, cmd_init
+
+    (command,) = cmd_init()
+    assert isinstance(command, ServeSubcommand)
+    assert parameters(ServeSubcommand.subparser_init) == ["self", "subparsers"]
+    source = (VLLM / "entrypoints" / "cli" / "main.py").read_text()
+    assert 'importlib.metadata.version("vllm")' in source  # when gone, the console script works on the CPU too
+
+
+@pytest.mark.parametrize("path", sorted(Path(server.engine.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_vllm_import_is_inventoried(path: Path) -> None:
+    import ast
+
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+            for alias in node.names:
+                assert f"`{alias.name}`" in SEAMS, f"{path.name} uses {node.module}.{alias.name}, SEAMS.md does not list it"
