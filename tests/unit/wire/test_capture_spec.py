@@ -31,7 +31,7 @@ def test_a_draft_vocabulary_must_be_smaller_than_the_targets(target_dir: Path, s
 
 
 def test_aux_layers_must_exist(target_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match=r"draft\.aux_layer_ids"):
         resolve_capture_spec(target_dir, dtype="bfloat16", draft_vocab_size=8, aux_layer_ids=(1, 31))
 
 
