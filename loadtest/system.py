@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 from yarl import URL
 
 from loadtest.client import new_session
-from wire.control import AdminStatus
+from wire.control import AdminStatus, LearnerReport
 
 _FREE_PORTS = ("pool=[{id='engine-0', port=0}]", "gateway.port=0", "gateway.admin_port=0")
 _START_DEADLINE_S = 900.0
@@ -93,6 +93,19 @@ class System:
 
     async def status(self) -> AdminStatus:
         return msgspec.convert(await self.must("GET", "/admin/status"), AdminStatus)
+
+    async def learner_report(
+        self, accept: Callable[[LearnerReport], bool] = lambda _report: True, *, within_s: float = 120.0
+    ) -> LearnerReport:
+        """Wait for a report of a living learner that is acceptable."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            view = (await self.status()).learner
+            if view.alive and view.report is not None and accept(view.report):
+                return view.report
+            if time.monotonic() > deadline_s:
+                raise SystemUnderTestError(f"the learner did not get there within {within_s:.0f} s: {view}")
+            await asyncio.sleep(1.0)
 
     async def metrics(self) -> str:
         async with new_session(1) as session, session.get(f"{self.url}/metrics") as response:

@@ -23,6 +23,8 @@ async def capture_cost(bench: Bench) -> dict[str, Measured]:
     full: list[float] = []
     none: list[float] = []
     async with running_system(bench.up_arguments) as system:
+        # Without a receiver rows are dropped before they cost anything.
+        await system.learner_report()
         await system.must("POST", "/admin/learner/pause")
         await throughput(system, prompts, rate=1.0)
         for pair in range(NUM_PAIRS):

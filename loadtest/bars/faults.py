@@ -6,14 +6,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 
 from loadtest.bars import spoiled
 from loadtest.bars.load import background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.system import Answer, System, SystemUnderTestError, running_system
 from loadtest.traffic import human_eval
-from wire.control import AdminStatus, LearnerReport
 
 CONCURRENCY = 4
 TRAIN_AT_MOST_S = 300.0
@@ -45,10 +43,10 @@ async def learner_kill(bench: Bench) -> dict[str, Measured]:
         running_system(bench.up_arguments, settings) as system,
         background_load(system, human_eval().train, concurrency=CONCURRENCY) as load,
     ):
-        first = await learner_report(system, lambda report: report.num_steps > 0, within_s=TRAIN_AT_MOST_S)
+        first = await system.learner_report(lambda report: report.num_steps > 0, within_s=TRAIN_AT_MOST_S)
         # Time for a checkpoint that holds at least those steps.
         await asyncio.sleep(2 * CHECKPOINT_EVERY_S)
-        before = await learner_report(system, lambda report: report.num_steps > first.num_steps, within_s=TRAIN_AT_MOST_S)
+        before = await system.learner_report(lambda report: report.num_steps > first.num_steps, within_s=TRAIN_AT_MOST_S)
         pid = system.process_id("learner")
         if pid is None:
             raise SystemUnderTestError("the learner is not running")
@@ -56,13 +54,12 @@ async def learner_kill(bench: Bench) -> dict[str, Measured]:
         killed_at_s, killed_at_unix_s = time.monotonic(), time.time()
         progress(f"learner (pid {pid}) killed at step {before.num_steps}")
         try:
-            after = await learner_report(
-                system,
+            after = await system.learner_report(
                 lambda report: report.sent_at_s > killed_at_unix_s + 1.0 and report.num_steps > 0,
                 within_s=RESUME_AT_MOST_S,
             )
             resumed_after_s = time.monotonic() - killed_at_s
-            later = await learner_report(system, lambda report: report.num_steps > after.num_steps, within_s=RESUME_AT_MOST_S)
+            later = await system.learner_report(lambda report: report.num_steps > after.num_steps, within_s=RESUME_AT_MOST_S)
         except SystemUnderTestError as error:
             return {"learner_kill_failed": Measured(None, {"reason": str(error), "failed": len(load.failed)})}
     detail = {
@@ -76,18 +73,6 @@ async def learner_kill(bench: Bench) -> dict[str, Measured]:
     if after.num_steps < first.num_steps:
         return {"learner_kill_failed": Measured(None, {"reason": "training began anew instead of resuming", **detail})}
     return {"learner_kill_failed": Measured(len(load.failed), detail)}
-
-
-async def learner_report(system: System, accept: Callable[[LearnerReport], bool], *, within_s: float) -> LearnerReport:
-    """Wait for a report of a living learner that is acceptable."""
-    deadline_s = time.monotonic() + within_s
-    status: AdminStatus | None = None
-    while time.monotonic() < deadline_s:
-        status = await system.status()
-        if status.learner.alive and status.learner.report is not None and accept(status.learner.report):
-            return status.learner.report
-        await asyncio.sleep(1.0)
-    raise SystemUnderTestError(f"the learner did not get there within {within_s:.0f} s: {status and status.learner}")
 
 
 async def bad_drafts(bench: Bench) -> dict[str, Measured]:
