@@ -1,0 +1,109 @@
+"""The whole loop from one command, judged by metrics: traffic, capture, learning, gate, swap, a learner's death, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.bars.faults import learner_report
+from loadtest.bars.learning import heldout_al
+from loadtest.bars.load import background_load
+from loadtest.client import new_session
+from loadtest.system import System, running_system
+from loadtest.traffic import human_eval
+from wire.control import AdminStatus
+
+EAGER = ["--config", str(Path(__file__).parents[2] / "configs" / "eager.toml")]
+FAST = ["learner.gate.every_s=10.0", "learner.checkpoint_every_s=5.0", "canary.min_verify_steps=50"]
+LEARN_WITHIN_S = 420.0
+MIN_RISE = 0.1
+
+
+@pytest.mark.timeout(900)
+def test_the_loop_closes() -> None:
+    asyncio.run(the_loop())
+
+
+async def the_loop() -> None:
+    source = human_eval()
+    async with running_system(EAGER, FAST) as system:
+        children = [psutil.Process(pid) for name in ("engine-0", "gateway", "learner") if (pid := system.process_id(name))]
+        assert len(children) == 3
+        first = await heldout_al(system, source.heldout[:6])
+        assert first is not None
+        async with background_load(system, source.train, concurrency=4) as load:
+            status = await until(system, lambda status: committed(status) >= 1, within_s=LEARN_WITHIN_S)
+            await the_learner_dies_and_resumes(system)
+            status = await until(system, lambda status: committed(status) >= 2, within_s=LEARN_WITHIN_S)
+        assert load.results
+        assert not load.failed, load.reasons()
+        last = await heldout_al(system, source.heldout[:6])
+        assert last is not None
+        assert last >= first + MIN_RISE, (first, last)
+        await responses_name_their_versions(system, status)
+        await the_metrics_tell_the_story(system)
+    for child in children:
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def the_learner_dies_and_resumes(system: System) -> None:
+    before = await learner_report(system, lambda report: report.num_steps > 0, within_s=60.0)
+    await asyncio.sleep(6.0)  # a checkpoint holds at least those steps by now
+    pid = system.process_id("learner")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    killed_at_s = time.time()
+    after = await learner_report(system, lambda report: report.sent_at_s > killed_at_s + 1.0 and report.num_steps > 0, within_s=120.0)
+    assert after.num_steps >= before.num_steps
+    assert after.buffer_tokens > 0
+
+
+async def responses_name_their_versions(system: System, status: AdminStatus) -> None:
+    body = {"model": system.model, "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4}
+    headers = {"X-Request-Id": "e2e-versions"}
+    async with (
+        new_session(1) as session,
+        session.post(f"{system.url}/v1/chat/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status == 200
+        assert response.headers["X-Request-Id"] == "e2e-versions"
+        assert int(response.headers["X-Paceline-Draft-Version"]) >= 1
+        assert response.headers["X-Paceline-Target-Version"].isdecimal()
+    assert status.active_version is not None
+    assert status.active_version >= 1
+
+
+async def the_metrics_tell_the_story(system: System) -> None:
+    text = await system.metrics()
+    for name in (
+        "paceline_acceptance_length",
+        "paceline_captured_rows_total",
+        "paceline_learner_steps",
+        "paceline_learner_loss",
+        "paceline_swaps_total",
+        "paceline_gate_decisions",
+        "vllm:num_requests_running",
+    ):
+        assert name in text, name
+    assert 'engine="engine-0"' in text
+
+
+def committed(status: AdminStatus) -> int:
+    return sum(swap.outcome == "committed" for swap in status.swaps)
+
+
+async def until(system: System, accept: Callable[[AdminStatus], bool], *, within_s: float) -> AdminStatus:
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        status = await system.status()
+        if accept(status):
+            return status
+        await asyncio.sleep(1.0)
+    raise AssertionError(f"not within {within_s:.0f} s: {status}")
