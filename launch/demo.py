@@ -13,7 +13,6 @@ from launch import models
 from launch.config import SystemConfig
 from launch.detached import start_and_wait
 from launch.drafts import admin_client
-from launch.progress import bar
 from launch.rundir import LaunchError, RunDir
 from launch.view import REFRESH_S, read_status, screen, swaps_committed
 from wire.control import AdminStatus
@@ -25,8 +24,7 @@ _LONGEST_S = 20 * 60.0
 
 def demo(config: SystemConfig, arguments: list[str], *, minutes: float | None, concurrency: int) -> int:
     """Run the demo; returns 0. Raises PacelineError. An interrupt while the view is shown ends only the demo."""
-    with bar("model") as report:
-        target_dir = models.resolve(config.target.path, report)
+    target_dir = models.ensure(config.target.path, lambda what, _share: print(f"target: {what}", flush=True))
     run_dir = RunDir(config.state.directory)
     if run_dir.is_locked():
         print(f"a system already runs from {run_dir.state}: using it", flush=True)

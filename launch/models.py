@@ -9,6 +9,8 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +89,16 @@ def resolve(path: str, report: Report) -> Path:
             f"a hub id, or one of {', '.join(CATALOGUE)}"
         )
     return directory
+
+
+def ensure(path: str, report: Report) -> Path:
+    """Like `resolve`, but what must be built or downloaded is fetched by a child: a process that lives on should not
+    keep torch in its memory. The child shows its own progress. Raises ModelError."""
+    if not is_available(path):
+        done = subprocess.run([sys.executable, "-m", "launch.cli", "model", "fetch", path])
+        if done.returncode != 0:
+            raise ModelError(f"`paceline model fetch {path}` failed; its words are above")
+    return resolve(path, report)
 
 
 def fetch(name: str, report: Report) -> Path:

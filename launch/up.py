@@ -61,7 +61,7 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
         raise LaunchError("vLLM is not installed in this environment: run `make setup`, or pip install 'paceline[cpu]'")
     config = host.with_ports(config)
     refuse_busy_ports(config)
-    target_dir = models.resolve(config.target.path, lambda what, _share: report(f"target: {what}"))
+    target_dir = models.ensure(config.target.path, lambda what, _share: report(f"target: {what}"))
     tokens = make_tokens(os.environ)
     plan = make_plan(config, facts, tokens, target_dir=target_dir)
     write_run_files(plan, config, tokens)

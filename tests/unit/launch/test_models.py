@@ -70,3 +70,8 @@ def test_a_built_model_is_verified_and_damage_is_found(home: Path, monkeypatch: 
     monkeypatch.setattr(models, "_build_from_gguf", lambda _model, staging, _report: (staging / "config.json").write_text("{}"))
     assert models.fetch("smollm2-135m-instruct", ignore) == directory
     assert models.damaged_files(directory) == []
+
+
+def test_a_fetch_that_fails_in_its_child_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"model fetch .* failed"):
+        models.ensure("/nowhere/at-all", ignore)
