@@ -53,22 +53,30 @@ def simulate(
     depth: int,
     dtype: torch.dtype = torch.float32,
     max_context_rows: int | None = None,
+    log_total_T: Tensor | None = None,
 ) -> Acceptance | None:
-    """Acceptance of one request; None where it has no anchor."""
+    """Acceptance of one request; None where it has no anchor.
+
+    log_total_T [T]: `log_totals` of the request's rows, where the caller keeps them; needed above temperature 0 only.
+    """
     try:
         batch = pack([request], depth, max_context_rows)
     except ValueError:
         return None
     with torch.no_grad():
         outputs = core.unroll(batch, embedding_VD, depth, dtype)
-    hidden_TD = request.hidden_TD[request.hidden_TD.shape[0] - batch.positions_T.numel() :]
+    hidden_TD = request.hidden_TD[-batch.positions_T.numel() :]
+    if request.temperature > 0:
+        known_T = log_totals(request.hidden_TD, target_head_VD, request.temperature) if log_total_T is None else log_total_T
+        log_total_T = known_T[-batch.positions_T.numel() :]
     rows = []
     for step, output_AD in enumerate(outputs):
         logits_AU = functional.linear(output_AD.to(head.weight_UD.dtype), head.weight_UD)
         proposed_A = head.vocabulary.ids_U[logits_AU.argmax(-1)]
         rows_A = batch.target_rows(step)
-        if request.temperature > 0:
-            accepted_A = target_probability(hidden_TD[rows_A], proposed_A, target_head_VD, request.temperature)
+        if log_total_T is not None and request.temperature > 0:
+            totals_A = log_total_T[rows_A]
+            accepted_A = target_probability(hidden_TD[rows_A], proposed_A, totals_A, target_head_VD, request.temperature)
         else:
             accepted_A = (proposed_A == batch.next_tokens_T[rows_A]).float()
         rows.append(accepted_A * batch.valid_KA[step])
@@ -80,13 +88,19 @@ def judged_anchors(batch: Batch) -> Tensor:
     return batch.valid_KA.all(0) & (batch.next_tokens_T[batch.target_rows(batch.valid_KA.shape[0] - 1)] >= 0)
 
 
-def target_probability(hidden_AD: Tensor, token_A: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
-    """The target's probability of one token at each row, [A]."""
+def log_totals(hidden_TD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+    """log of the target's softmax denominator at each row, [T]: the costly part, the same for every draft."""
     parts = []
-    for chunk_CD, tokens_C in zip(hidden_AD.split(128), token_A.split(128), strict=True):
-        log_p_CV = (functional.linear(chunk_CD.to(head_VD.dtype), head_VD).float() / temperature).log_softmax(-1)
-        parts.append(log_p_CV.gather(1, tokens_C[:, None]).squeeze(1).exp())
+    for chunk_CD in hidden_TD.split(128):
+        parts.append((functional.linear(chunk_CD.to(head_VD.dtype), head_VD).float() / temperature).logsumexp(-1))
     return torch.cat(parts)
+
+
+def target_probability(hidden_AD: Tensor, token_A: Tensor, log_total_A: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
+    """The target's probability of one token at each row, [A]."""
+    rows_AD = head_VD[token_A]
+    logits_A = (hidden_AD.to(head_VD.dtype).float() * rows_AD.float()).sum(-1) / temperature
+    return (logits_A - log_total_A).exp().clamp(max=1.0)
 
 
 def _walked_length(probability_KA: Tensor, positions: list[int]) -> float:

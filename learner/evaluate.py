@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from drafter.accept import simulate
+from drafter.accept import log_totals, simulate
 from drafter.draft import Draft
 from drafter.head import Head
 from drafter.target import TargetParts
@@ -42,6 +43,7 @@ class Evaluator:
         self._embedding_VD = target.embedding_VD.to(dtype)
         self._head_VD = target.head_VD.to(dtype)
         self._known: dict[tuple[int, str], Score | None] = {}
+        self._log_totals: dict[str, Tensor] = {}
 
     def scores(self, draft: Draft, requests: Sequence[CapturedRequest], version: int | None = None) -> dict[str, Score]:
         """Scores by request key, requests without a judged anchor left out. `version` names a published draft."""
@@ -61,6 +63,15 @@ class Evaluator:
         """Forget scores of other versions and of requests that are held out no longer."""
         kept_versions, kept_keys = set(versions), set(keys)
         self._known = {known: s for known, s in self._known.items() if known[0] in kept_versions and known[1] in kept_keys}
+        self._log_totals = {key: totals_T for key, totals_T in self._log_totals.items() if key in kept_keys}
+
+    def _log_total(self, request: CapturedRequest) -> Tensor | None:
+        """Kept by request: it costs more than the draft's own forward."""
+        if request.rows.temperature <= 0:
+            return None
+        if request.key not in self._log_totals:
+            self._log_totals[request.key] = log_totals(request.rows.hidden_TD, self._head_VD, request.rows.temperature)
+        return self._log_totals[request.key]
 
     def _score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
         result = simulate(
@@ -72,6 +83,7 @@ class Evaluator:
             self._depth,
             self._dtype,
             self._max_context_rows,
+            self._log_total(request),
         )
         if result is None or not bool(result.valid_A.any()):
             return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _SCHULZ = (3.4445, -4.7750, 2.0315)
-_SCHULZ_STEPS = 5
+_SCHULZ_STEPS = 3
 
 
 class DraftOptimiser:
@@ -94,19 +94,25 @@ class DraftOptimiser:
 
 
 def orthogonalise(matrix: Tensor, steps: int = _SCHULZ_STEPS) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly (singular values in about 0.7..1.2): a quintic Newton-Schulz iteration.
+    """Nearest semi-orthogonal matrix, roughly (most singular values in about 0.6..1.2): a quintic Newton-Schulz iteration.
 
-    In bfloat16, which it tolerates and which is twice as fast; the result is float32.
+    The start is scaled by the root of the Gram matrix's Frobenius norm, a bound on the largest singular value several times
+    tighter than the matrix's own: three steps then do the work of five. In bfloat16, which the iteration tolerates and
+    which is twice as fast; the result is float32.
     """
     a, b, c = _SCHULZ
     x = matrix.bfloat16()
     is_tall = x.shape[0] > x.shape[1]
     if is_tall:
         x = x.T.contiguous()
-    x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    x = x / (x.float().norm() + 1e-20)
+    gram = x @ x.T
+    bound = gram.float().norm().sqrt() + 1e-20
+    x, gram = x / bound, gram / bound.square()
+    for step in range(steps):
+        if step > 0:
+            gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if is_tall else x).float()
 
 

@@ -50,6 +50,7 @@ class Publisher:
         self.decisions: Counter[str] = Counter()
         self.simulated_al: float | None = None
         """Of the draft that serves, on the held-out requests of the last evaluation."""
+        self.last_activated: int | None = None
         self.last_outcome = ""
         """In words: what became of the last evaluation."""
 
@@ -91,6 +92,7 @@ class Publisher:
         self.num_published += 1
         outcome = self._activate(version, active_version, force=False, outcome="accepted")
         if outcome == "accepted":
+            self.last_activated = version
             self._drafts[version] = candidate
             self.simulated_al = report.candidate_al
         self._prune()

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _STORE_POLL_S = 1.0
 _LOG_EVERY_S = 5.0
+_GATES_SKIPPED_AFTER_ROLL_BACK = 3
 _COUNTS = "counts_V"
 
 
@@ -180,6 +181,8 @@ class LearningSession:
         return is_new and self.reporter.is_connected and not self.is_paused and time.monotonic() >= self._gate_at_s
 
     def gate(self) -> None:
+        if self._was_rolled_back():
+            return
         self._state = "publishing"
         self._refresh_vocabulary()
         self._steps_at_gate = self.trainer.num_steps
@@ -189,6 +192,16 @@ class LearningSession:
         report = self.publisher.last_gate if sum(self.publisher.decisions.values()) > decided else None
         self.history.write("gate", outcome=outcome, reason=self.publisher.last_outcome, active_version=active, report=report)
         self._gate_at_s = time.monotonic() + self._settings.gate.every_s
+
+    def _was_rolled_back(self) -> bool:
+        """Our last draft serves no more: the canary or an operator disagreed with the gate. Learn more before asking again."""
+        last = self.publisher.last_activated
+        if last is None or last == self.active_version:
+            return False
+        self.publisher.last_activated = None
+        self._gate_at_s = time.monotonic() + _GATES_SKIPPED_AFTER_ROLL_BACK * self._settings.gate.every_s
+        self.history.write("rolled_back", version=last, active_version=self.active_version)
+        return True
 
     def checkpoint_is_due(self) -> bool:
         return time.monotonic() >= self._checkpoint_at_s

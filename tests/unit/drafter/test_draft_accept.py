@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from drafter.accept import Acceptance, simulate, target_probability
+from drafter.accept import Acceptance, log_totals, simulate, target_probability
 from drafter.create import random_draft
 from drafter.reference import unroll_anchor
 
@@ -53,6 +53,7 @@ def test_a_request_without_anchor_has_no_acceptance(target_dir, spec, target, ma
 
 def test_target_probability_is_that_of_the_full_vocabulary(target):
     hidden = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
-    probability = target_probability(hidden, torch.tensor([0, 63, 5]), target.head_VD, 1.0)
+    totals = log_totals(hidden, target.head_VD, 1.0)
+    probability = target_probability(hidden, torch.tensor([0, 63, 5]), totals, target.head_VD, 1.0)
     full = (hidden @ target.head_VD.T).softmax(-1)
     torch.testing.assert_close(probability, torch.stack([full[0, 0], full[1, 63], full[2, 5]]))
