@@ -42,8 +42,10 @@ class CommitGaps:
     """What commits did to the streams beside them."""
 
     extra_s: list[float]
-    """Per commit without a prefill nearby: the gap around it, median over streams, less the usual gap."""
-    usual_s: float
+    """Per commit without a prefill nearby: the gap around it less the gap around instants without a commit."""
+    control_s: float
+    """Median gap around instants halfway between commits, chosen in the same way as those around commits."""
+    step_s: float
     """Median gap away from commits and prefills: one decode step."""
     num_beside_prefill: int
     """Commits left out because a prompt was being read at the same time."""
@@ -52,25 +54,44 @@ class CommitGaps:
 
 
 def commit_gaps(results: Sequence[StreamResult], commits: Sequence[Interval]) -> CommitGaps:
-    """Compare the gaps that overlap each commit with all others. Gaps beside a prefill count for neither."""
+    """Compare the gaps around commits with the gaps around instants halfway between them, prefills set apart.
+
+    The control matters: the gap that covers a given instant is longer on average than a gap picked at random, and the
+    longest of two neighbours longer still. Without it that bias would be charged to the commits.
+    """
     busy = prefills(results)
     streams = [gaps(result) for result in results]
     quiet = [
         gap.length_s for stream in streams for gap in stream if not _overlaps_any(gap, busy) and not _overlaps_any(gap, commits)
     ]
-    usual_s = float(np.median(quiet)) if quiet else float("nan")
-    extra_s: list[float] = []
-    num_beside_prefill = num_unobserved = 0
-    for commit in commits:
-        touched = [[gap for gap in stream if gap.overlaps(commit)] for stream in streams]
-        longest = [max(stream, key=lambda gap: gap.length_s) for stream in touched if stream]
-        if not longest:
-            num_unobserved += 1
-        elif any(_overlaps_any(gap, busy) for gap in longest):
-            num_beside_prefill += 1
-        else:
-            extra_s.append(float(np.median([gap.length_s for gap in longest])) - usual_s)
-    return CommitGaps(extra_s, usual_s, num_beside_prefill, num_unobserved)
+    at_commits = [_gap_around(commit, streams, busy) for commit in commits]
+    controls = [_gap_around(instant, streams, busy) for instant in halfway(commits)]
+    usable = [value for value in controls if isinstance(value, float)]
+    control_s = float(np.median(usable)) if usable else float("nan")
+    return CommitGaps(
+        extra_s=[value - control_s for value in at_commits if isinstance(value, float)],
+        control_s=control_s,
+        step_s=float(np.median(quiet)) if quiet else float("nan"),
+        num_beside_prefill=at_commits.count("beside a prefill"),
+        num_unobserved=at_commits.count("unobserved"),
+    )
+
+
+def halfway(commits: Sequence[Interval]) -> list[Interval]:
+    """Between each two commits, an interval as long as the first of them."""
+    shifts = [(first, (second.start_s - first.start_s) / 2) for first, second in pairwise(commits)]
+    return [Interval(first.start_s + shift_s, first.end_s + shift_s) for first, shift_s in shifts]
+
+
+def _gap_around(instant: Interval, streams: Sequence[Sequence[Interval]], busy: Sequence[Interval]) -> float | str:
+    """The longest gap of each stream that overlaps `instant`, median over streams; in words where there is none to judge."""
+    touched = [[gap for gap in stream if gap.overlaps(instant)] for stream in streams]
+    longest = [max(stream, key=lambda gap: gap.length_s) for stream in touched if stream]
+    if not longest:
+        return "unobserved"
+    if any(_overlaps_any(gap, busy) for gap in longest):
+        return "beside a prefill"
+    return float(np.median([gap.length_s for gap in longest]))
 
 
 def _overlaps_any(gap: Interval, others: Sequence[Interval]) -> bool:

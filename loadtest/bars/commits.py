@@ -56,14 +56,15 @@ def verdicts(load: Load, reference: dict[str, list[int]], gaps: CommitGaps, deta
     """The four values of one run."""
     differing = changed([result for result in load.results if result.is_ok], reference)
     timing = {
-        "decode_step_ms": round(gaps.usual_s * 1e3, 1),
+        "decode_step_ms": round(gaps.step_s * 1e3, 1),
+        "gap_between_commits_ms": round(gaps.control_s * 1e3, 1),
         "commits_judged": len(gaps.extra_s),
         "commits_beside_a_prefill": gaps.num_beside_prefill,
         "commits_unobserved": gaps.num_unobserved,
     }
-    extra_ms = [value * 1e3 for value in gaps.extra_s]
+    extra_ms = [value * 1e3 for value in gaps.extra_s if value == value]
     median = float(np.median(extra_ms)) if extra_ms else None
-    p99 = float(np.percentile(extra_ms, 99)) - gaps.usual_s * 1e3 if extra_ms else None
+    p99 = float(np.percentile(extra_ms, 99)) - gaps.step_s * 1e3 if extra_ms else None
     return {
         "commit_failures": Measured(len(load.failed), {**detail, "reasons": load.reasons()}),
         "commit_changed": Measured(

@@ -98,7 +98,7 @@ def test_commit_values_come_from_one_run() -> None:
     good = StreamResult("p", 0.0, status=200, token_ids=[1], is_complete=True, finish_reason="length")
     other = StreamResult("p", 0.0, status=200, token_ids=[2], is_complete=True, finish_reason="length")
     broken = StreamResult("p", 0.0, status=502, error="engine died")
-    found = CommitGaps(extra_s=[0.01, 0.02, 0.2], usual_s=0.1, num_beside_prefill=4, num_unobserved=0)
+    found = CommitGaps(extra_s=[0.01, 0.02, 0.2], control_s=0.1, step_s=0.1, num_beside_prefill=4, num_unobserved=0)
     values = commits.verdicts(Load([good, other, broken]), {"p": [1]}, found, {})
     assert values["commit_failures"].value == 1
     assert values["commit_changed"].value == 1

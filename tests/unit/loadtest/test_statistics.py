@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 
 from loadtest.client import StreamResult
 from loadtest.exposition import acceptance, parse
-from loadtest.statistics import Interval, changed, commit_gaps, gaps, paired_ratio
+from loadtest.statistics import Interval, changed, commit_gaps, gaps, halfway, paired_ratio
 
 
 def stream(times: list[float], *, sent: float = -1.0, name: str = "p", tokens: list[int] | None = None) -> StreamResult:
@@ -22,20 +23,39 @@ def test_the_wait_for_the_first_chunk_is_no_gap() -> None:
     assert [gap.length_s for gap in gaps(stream([5.0, 5.5, 7.0], sent=0.0))] == [0.5, 1.5]
 
 
+COMMITS = [Interval(2.02, 2.06), Interval(3.22, 3.26)]
+"""Inside the stall, and 1.2 s later; the control lies between them."""
+
+
 def test_the_extra_gap_of_a_commit_is_its_stall() -> None:
-    result = commit_gaps([steady(0.03), steady(0.03)], [Interval(2.02, 2.06)])
-    assert result.usual_s == pytest.approx(0.1)
-    assert result.extra_s == pytest.approx([0.03])
+    result = commit_gaps([steady(0.03), steady(0.03)], COMMITS)
+    assert result.step_s == pytest.approx(0.1)
+    assert result.control_s == pytest.approx(0.1)
+    assert result.extra_s == pytest.approx([0.03, 0.0])
 
 
 def test_a_commit_without_a_stall_has_no_extra_gap() -> None:
-    assert commit_gaps([steady()], [Interval(2.02, 2.06)]).extra_s == pytest.approx([0.0])
+    assert commit_gaps([steady()], COMMITS).extra_s == pytest.approx([0.0, 0.0])
+
+
+def test_unsteady_streams_are_not_charged_to_commits() -> None:
+    times = [0.0]
+    while times[-1] < 60.0:
+        times.append(times[-1] + (0.05 if len(times) % 2 else 0.25))
+    commits = [Interval(start, start + 0.05) for start in (1.0 + 0.55 * index for index in range(100))]
+    result = commit_gaps([stream(times)], commits)
+    assert statistics.median(result.extra_s) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_controls_lie_halfway_between_commits() -> None:
+    (control,) = halfway(COMMITS)
+    assert (control.start_s, control.end_s) == pytest.approx((2.62, 2.66))
 
 
 def test_commits_beside_a_prefill_are_left_out_and_counted() -> None:
     newcomer = stream([2.5], sent=2.01, name="new")
-    result = commit_gaps([steady(0.5), newcomer], [Interval(2.02, 2.06)])
-    assert (result.extra_s, result.num_beside_prefill) == ([], 1)
+    result = commit_gaps([steady(0.5), newcomer], COMMITS)
+    assert (len(result.extra_s), result.num_beside_prefill) == (1, 1)
 
 
 def test_a_commit_no_stream_saw_is_counted_apart() -> None:
