@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bars.faults import learner_report
 from loadtest.bars.learning import heldout_al
 from loadtest.bars.load import background_load
 from loadtest.client import new_session
@@ -54,13 +53,15 @@ async def the_loop() -> None:
 
 
 async def the_learner_dies_and_resumes(system: System) -> None:
-    before = await learner_report(system, lambda report: report.num_steps > 0, within_s=60.0)
+    before = await system.learner_report(lambda report: report.num_steps > 0, within_s=60.0)
     await asyncio.sleep(6.0)  # a checkpoint holds at least those steps by now
     pid = system.process_id("learner")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     killed_at_s = time.time()
-    after = await learner_report(system, lambda report: report.sent_at_s > killed_at_s + 1.0 and report.num_steps > 0, within_s=120.0)
+    after = await system.learner_report(
+        lambda report: report.sent_at_s > killed_at_s + 1.0 and report.num_steps > 0, within_s=120.0
+    )
     assert after.num_steps >= before.num_steps
     assert after.buffer_tokens > 0
 
