@@ -113,8 +113,8 @@ def test_a_full_pass_is_worth_it_after_two_glances_above_the_goal() -> None:
 
 
 def test_glances_go_round_the_held_out_problems() -> None:
-    prompts = [Prompt(str(index), ()) for index in range(20)]
-    assert [prompt.id for prompt in learning.glance(prompts, 2)] == ["16", "17", "18", "19", "0", "1", "2", "3"]
+    prompts = [Prompt(str(index), ()) for index in range(10)]
+    assert [prompt.id for prompt in learning.glance(prompts, 2)] == ["8", "9", "0", "1"]
 
 
 def test_options_are_removed_with_their_values() -> None:
