@@ -24,7 +24,7 @@ class ReplaySettings(Config):
     """Rows of requests that are still running; over it the oldest is closed early."""
     idle_timeout_s: float = Field(300.0, gt=0.0)
     """A running request without a new row for so long is closed as it is."""
-    max_queued_messages: int = Field(64, ge=1)
+    max_queued_messages: int = Field(512, ge=1)
     """Capture messages waiting in the learner, and again in its socket; then the engine drops and counts."""
     on_disk: bool = True
     """Keep requests in the state directory too, so that a restarted learner remembers them."""
@@ -36,12 +36,15 @@ class TrainSettings(Config):
     unroll: int = Field(3, ge=1)
     """Draft steps per position (TTT); at least the served speculation depth."""
     seed: int = 0
-    batch_tokens: int = Field(200, ge=1)
+    batch_tokens: int = Field(100, ge=1)
     """Completion tokens a step, at least; whole requests are packed."""
-    muon_rate: float = Field(0.02, ge=0.0)
+    muon_rate: float = Field(0.08, ge=0.0)
     """Learning rate of matrices, in spectral norm a step."""
-    adamw_rate: float = Field(1e-3, ge=0.0)
+    adamw_rate: float = Field(5e-3, ge=0.0)
     """Learning rate of everything else."""
+    decay_steps: float = Field(30.0, gt=0.0)
+    """Rates fall as 1 / sqrt(1 + steps / decay_steps), down to `min_rate_share` of their start."""
+    min_rate_share: float = Field(0.1, gt=0.0, le=1.0)
     momentum: float = Field(0.95, ge=0.0, lt=1.0)
     clip_norm: float = Field(1.0, gt=0.0)
     depth_decay: float = Field(0.8, gt=0.0, le=1.0)

@@ -28,12 +28,16 @@ class DraftOptimiser:
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         clip_norm: float = 1.0,
+        decay_steps: float = float("inf"),
+        min_rate_share: float = 0.1,
         use_muon: bool = True,
     ) -> None:
         self.muon_rate, self.momentum = muon_rate, momentum
         self.weight_decay, self.clip_norm = weight_decay, clip_norm
         self.adamw_rate = adamw_rate
         self.rate_scale = 1.0
+        self.num_steps = 0
+        self._decay_steps, self._min_rate_share = decay_steps, min_rate_share
         named = list(core.named_parameters())
         self.matrices = [(name, p) for name, p in named if use_muon and p.ndim == 2]
         others = [p for _, p in named if not (use_muon and p.ndim == 2)]
@@ -50,12 +54,22 @@ class DraftOptimiser:
         """Scale the gradient to at most `clip_norm`; returns its norm before, which is not finite where it is broken."""
         return float(nn.utils.clip_grad_norm_(self._parameters, self.clip_norm))
 
+    @property
+    def rate_share(self) -> float:
+        """What is left of the rates: they fall with the inverse root of the step count, never below a floor.
+
+        Traffic does not end, so the floor stays for good.
+        """
+        return max((1 + self.num_steps / self._decay_steps) ** -0.5, self._min_rate_share) * self.rate_scale
+
     @torch.no_grad()
     def step(self) -> None:
+        share = self.rate_share
         for group in self._adamw.param_groups:
-            group["lr"] = self.adamw_rate * self.rate_scale
+            group["lr"] = self.adamw_rate * share
         self._adamw.step()
-        rate = self.muon_rate * self.rate_scale
+        rate = self.muon_rate * share
+        self.num_steps += 1
         for name, parameter in self.matrices:
             if parameter.grad is None:
                 continue
@@ -73,6 +87,7 @@ class DraftOptimiser:
             for key, value in self._adamw.state.get(parameter, {}).items():
                 state[f"adamw.{key}.{name}"] = value
         state["rate_scale"] = torch.tensor(self.rate_scale)
+        state["num_steps"] = torch.tensor(self.num_steps)
         return state
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -88,6 +103,7 @@ class DraftOptimiser:
                 entry[key] = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).clone()
             self._adamw.state[parameter] = entry
         self.rate_scale = float(tensors["rate_scale"])
+        self.num_steps = int(tensors["num_steps"])
 
     def _named_others(self) -> Iterable[tuple[str, nn.Parameter]]:
         return zip(self._other_names, self._adamw.param_groups[0]["params"], strict=True)

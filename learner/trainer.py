@@ -66,6 +66,8 @@ class Trainer:
             adamw_rate=settings.adamw_rate,
             momentum=settings.momentum,
             clip_norm=settings.clip_norm,
+            decay_steps=settings.decay_steps,
+            min_rate_share=settings.min_rate_share,
         )
         self.set_head(draft.head)
 
