@@ -46,6 +46,8 @@ class TrainSettings(Config):
     """Rates fall as 1 / sqrt(1 + steps / decay_steps), down to `min_rate_share` of their start."""
     min_rate_share: float = Field(0.1, gt=0.0, le=1.0)
     momentum: float = Field(0.95, ge=0.0, lt=1.0)
+    average_decay: float = Field(0.9, ge=0.0, lt=1.0)
+    """Of the running average of the weights; the average is what is gated and served."""
     clip_norm: float = Field(1.0, gt=0.0)
     depth_decay: float = Field(0.8, gt=0.0, le=1.0)
     """Weight of a depth against the one before it."""

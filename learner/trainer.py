@@ -69,6 +69,7 @@ class Trainer:
             decay_steps=settings.decay_steps,
             min_rate_share=settings.min_rate_share,
         )
+        self._average = _copy(self.core.state_dict())
         self.set_head(draft.head)
 
     @property
@@ -98,6 +99,7 @@ class Trainer:
         if not math.isfinite(norm):
             raise Diverged(f"gradient norm is {norm}")
         self.optimiser.step()
+        self._follow()
         num_tokens = sum(request.num_tokens for request in usable)
         self.num_steps += 1
         self.num_tokens_seen += num_tokens
@@ -111,24 +113,31 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Copies of weights and optimiser state, for a checkpoint."""
         state = {f"core.{name}": value for name, value in self.core.state_dict().items()}
+        state |= {f"average.{name}": value for name, value in self._average.items()}
         state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
-        return {name: value.detach().clone() for name, value in state.items()}
+        return _copy(state)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over a state made by `tensors`; raises KeyError, RuntimeError or ValueError where it does not fit."""
-        self.core.load_state_dict(
-            {name.removeprefix("core."): value for name, value in tensors.items() if name.startswith("core.")}
-        )
-        prefix = "optimiser."
-        self.optimiser.load({name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)})
+        self.core.load_state_dict(_below("core.", tensors))
+        average = _below("average.", tensors)
+        self._average = _copy({name: average[name] for name in self._average})
+        self.optimiser.load(_below("optimiser.", tensors))
         self.mean_loss = None
 
     def candidate(self) -> Draft:
-        """A copy of the present draft in the precision it would be served with."""
+        """The average of the latest weights, in the precision it would be served with."""
         core = DraftCore(self.core.geometry)
         served = DTYPES[self.core.geometry.dtype]
-        core.load_state_dict({name: value.to(served).float() for name, value in self.core.state_dict().items()})
+        core.load_state_dict({name: value.to(served).float() for name, value in self._average.items()})
         return Draft(core, self._head)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the average towards the weights; early on it forgets faster than later, when it spans 1 / (1 - decay) steps."""
+        decay = min(self.settings.average_decay, self.optimiser.num_steps / (self.optimiser.num_steps + 9))
+        for name, value in self.core.state_dict().items():
+            self._average[name].lerp_(value, 1 - decay)
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -145,6 +154,14 @@ class Trainer:
             torch.cat([each.best_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             self._head.vocabulary.sha256,
         )
+
+
+def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _has_anchor(rows: RequestRows) -> bool:

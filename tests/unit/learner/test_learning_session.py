@@ -41,7 +41,7 @@ def config(state_dir, target_dir, gateway):
     return build
 
 
-def wait_until(condition, seconds: float = 20.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -169,7 +169,7 @@ def test_process_ends_well_on_sigterm_and_survives_sigkill(config, state_dir, tm
     process = start()
     wait_until(checkpoint.is_file)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_bad_configuration_is_told_in_one_line(tmp_path, monkeypatch, capsys):
