@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from learner.config import LearnerConfig
-from learner.session import LearningSession, wait_for_draft
+from learner.session import LearningSession
+from learner.start import wait_for_draft
 from wire.errors import PacelineError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,26 +35,9 @@ from wire.store import DraftStore
 
 log = logging.getLogger(__name__)
 
-_STORE_POLL_S = 1.0
 _LOG_EVERY_S = 5.0
 _GATES_SKIPPED_AFTER_ROLL_BACK = 3
 _COUNTS = "counts_V"
-
-
-def wait_for_draft(state_dir: Path, stopping: threading.Event) -> int | None:
-    """The version to start from: the active one, else the newest. Waits until there is one; None when told to stop."""
-    store = DraftStore(state_dir)
-    is_told = False
-    while not stopping.is_set():
-        version = store.active()
-        versions = store.versions()
-        if version is not None or versions:
-            return version if version is not None else versions[-1]
-        if not is_told:
-            log.info("no draft in %s yet; waiting for `paceline draft init` or `paceline up`", store.root)
-            is_told = True
-        stopping.wait(_STORE_POLL_S)
-    return None
 
 
 @dataclass(frozen=True)

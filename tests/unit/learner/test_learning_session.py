@@ -13,7 +13,8 @@ import torch
 
 from learner.config import LearnerConfig
 from learner.main import run, run_from_command_line
-from learner.session import LearningSession, wait_for_draft
+from learner.session import LearningSession
+from learner.start import wait_for_draft
 from wire.errors import ConfigError
 from wire.store import DraftStore
 
