@@ -1,7 +1,7 @@
 """A random draft: day 0, before any traffic was seen.
 
-Nothing of it is learned, but what the target knows is put to use: measured on code traffic, this start reaches an acceptance
-length in 12k token visits for which a plainly random layer needs about 18k (LOG.md).
+Nothing of it is learned, but what the target knows is put to use: on code traffic this start reaches AL 1.48 after 12k token
+visits, a plainly random layer at the same rate 1.39.
 
 Shape letters: D hidden, V target vocabulary, J key/value heads, G query heads per key/value head, E head width.
 """
