@@ -244,6 +244,7 @@ def _capture_span(span: PendingSpan, token_ids: list[int], emitted_ids: list[int
         request_id=span.info.base_id,
         tenant=span.info.tenant,
         domain=span.info.domain,
+        prompt_key=span.info.prompt_key,
         temperature=span.info.temperature,
         first_position=span.first_position,
         token_ids=token_ids,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
+from array import array
 from typing import Any, NamedTuple
 
 DEFAULT_LABEL = "default"
@@ -22,6 +24,8 @@ class RequestInfo(NamedTuple):
     domain: str
     temperature: float
     allows_capture: bool
+    prompt_key: str
+    """Hash of the prompt's token ids; empty where the prompt has none or the request is not captured."""
 
 
 def is_selected(base_id: str, rate: float) -> bool:
@@ -47,7 +51,7 @@ class RequestBook:
                 self._finished.append(info.base_id)
         for new in scheduler_output.scheduled_new_reqs:
             if not new.req_id.startswith(_WARMUP_PREFIXES):
-                self._live[new.req_id] = _request_info(new.req_id, new.sampling_params)
+                self._live[new.req_id] = _request_info(new.req_id, new.sampling_params, new.prompt_token_ids)
 
     def get(self, request_id: str) -> RequestInfo | None:
         return self._live.get(request_id)
@@ -58,12 +62,18 @@ class RequestBook:
         return finished
 
 
-def _request_info(request_id: str, sampling_params: Any) -> RequestInfo:
+def _request_info(request_id: str, sampling_params: Any, prompt_ids: list[int] | None) -> RequestInfo:
     labels = (sampling_params.extra_args if sampling_params is not None else None) or {}
+    allows_capture = labels.get("paceline_capture", 1) != 0
     return RequestInfo(
         base_id=_RANDOM_SUFFIX.sub("", request_id),
         tenant=str(labels.get("paceline_tenant") or DEFAULT_LABEL),
         domain=str(labels.get("paceline_domain") or DEFAULT_LABEL),
         temperature=float(sampling_params.temperature) if sampling_params is not None else 0.0,
-        allows_capture=labels.get("paceline_capture", 1) != 0,
+        allows_capture=allows_capture,
+        prompt_key=_prompt_key(prompt_ids) if prompt_ids and allows_capture else "",
     )
+
+
+def _prompt_key(prompt_ids: list[int]) -> str:
+    return hashlib.blake2b(array("I", prompt_ids).tobytes(), digest_size=8).hexdigest()

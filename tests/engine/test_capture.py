@@ -84,6 +84,9 @@ def test_a_cached_prefix_leaves_a_gap_and_nothing_else(tiny_engine: LiveEngine) 
     assert begin_second >= 32
     seen = tokens_by_position(tiny_engine, second)
     assert sorted(seen)[-1] - begin_second + 1 == len(seen)
+    keys = {span.prompt_key for completion in (first, second) for _, span in tiny_engine.spans_of(completion)}
+    assert len(keys) == 1
+    assert keys != {""}
 
 
 def test_a_prompt_in_chunks_is_captured_whole_and_once(tiny_engine: LiveEngine) -> None:

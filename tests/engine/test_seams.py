@@ -71,7 +71,7 @@ def test_scheduler_output_names_new_and_finished_requests() -> None:
 
     needed = {"scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "total_num_scheduled_tokens"}
     assert needed <= {field.name for field in dataclasses.fields(SchedulerOutput)}
-    assert {"req_id", "sampling_params"} <= {field.name for field in dataclasses.fields(NewRequestData)}
+    assert {"req_id", "sampling_params", "prompt_token_ids"} <= {field.name for field in dataclasses.fields(NewRequestData)}
     assert {"temperature", "extra_args"} <= set(SamplingParams.__struct_fields__)
 
 
