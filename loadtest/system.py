@@ -1,6 +1,6 @@
 """A real system for measurements: `paceline up` in a state directory of its own, on free ports, stopped at the end.
 
-Also a stock engine without speculation, for reference outputs.
+Also stock engines: without speculation for reference outputs, without our parts to price them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _START_DEADLINE_S = 900.0
 _STOP_DEADLINE_S = 60.0
 _POLL_S = 0.5
 _TAIL_LINES = 40
-_OUR_ENGINE_OPTIONS = ("--worker-cls", "--weight-transfer-config", "--speculative-config")
+OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
+SPECULATION = ("--speculative-config",)
 
 
 class SystemUnderTestError(Exception):
@@ -59,6 +60,7 @@ class System:
         self.url = str(description["gateway_url"])
         self.admin_url = str(description["admin_url"])
         self.model = Path(description["target_dir"]).name
+        self.engine_url = str(description["engines"][0]["url"])
         self._token = (state_dir / "run" / "operator.token").read_text().strip()
 
     def process_id(self, name: str) -> int | None:
@@ -136,8 +138,8 @@ async def running_system(up_arguments: Sequence[str], settings: Sequence[str] = 
 
 
 @asynccontextmanager
-async def reference_engine(up_arguments: Sequence[str], settings: Sequence[str] = ()) -> AsyncIterator[str]:
-    """Stock vLLM without speculation and without any part of ours, with the same target and options; yields its URL."""
+async def stock_engine(up_arguments: Sequence[str], settings: Sequence[str], without: Sequence[str]) -> AsyncIterator[str]:
+    """Stock vLLM with the same target and options, less the options in `without`; yields its URL."""
     words = [*up_arguments]
     for setting in (*settings, *_FREE_PORTS):
         words += ["--set", setting]
@@ -146,7 +148,7 @@ async def reference_engine(up_arguments: Sequence[str], settings: Sequence[str] 
     )
     plan = json.loads(planned.stdout)
     spec = next(spec for spec in plan["processes"] if spec["role"] == "engine")
-    argv = without_options(spec["argv"], _OUR_ENGINE_OPTIONS)
+    argv = without_options(spec["argv"], without)
     env = os.environ | spec["env"] | {"VLLM_PLUGINS": "", "PACELINE_ENGINE_TOKEN": "reference-engine"}
     url = plan["engines"][0]["url"]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:

@@ -1,4 +1,4 @@
-"""What capture costs: the same batch of requests with a rate of 1 and of 0, alternating in one run."""
+"""What capture costs: the same batch of requests with it and without it, alternating in one run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
 from loadtest.statistics import paired_ratio
-from loadtest.system import System, SystemUnderTestError, running_system
+from loadtest.system import OUR_PARTS, System, SystemUnderTestError, running_system, stock_engine
 from loadtest.traffic import Prompt, human_eval
 
 NUM_PAIRS = 8
@@ -46,11 +46,43 @@ async def capture_cost(bench: Bench) -> dict[str, Measured]:
     return {"capture_cost_pct": Measured(100 * (1 - ratio.mean), detail)}
 
 
+async def capture_off(bench: Bench) -> dict[str, Measured]:
+    """Our engine at rate 0 against stock vLLM with the same draft; both asked directly, so only our parts differ."""
+    prompts = human_eval().train[:NUM_PROMPTS]
+    ours: list[float] = []
+    stock: list[float] = []
+    async with running_system(bench.up_arguments, ["learner.enabled=false"]) as system:
+        await system.must("POST", "/admin/capture", {"rate": 0.0})
+        settings = [f"state.dir={system.state_dir}", "learner.enabled=false"]
+        async with stock_engine(bench.up_arguments, settings, OUR_PARTS) as stock_url:
+            sides = ((system.engine_url, ours), (stock_url, stock))
+            for url, _ in sides:
+                await engine_throughput(url, system.model, prompts)
+            for pair in range(NUM_PAIRS):
+                for url, values in sides if pair % 2 else reversed(sides):
+                    values.append(await engine_throughput(url, system.model, prompts))
+                progress(f"pair {pair + 1} of {NUM_PAIRS}: {ours[-1]:.1f} tok/s with our parts, {stock[-1]:.1f} without")
+    ratio = paired_ratio(ours, stock)
+    detail = {
+        "cost_pct": round(100 * (1 - ratio.mean), 2),
+        "standard_error_pct": round(100 * ratio.standard_error, 2),
+        "pairs": ratio.num_pairs,
+        "tok_s_ours": [round(value, 1) for value in ours],
+        "tok_s_stock": [round(value, 1) for value in stock],
+    }
+    return {"capture_off_pct": Measured(100 * (1 - ratio.mean - 2 * ratio.standard_error), detail)}
+
+
 async def throughput(system: System, prompts: tuple[Prompt, ...], *, rate: float) -> float:
-    """Tokens per second of one batch with this share of requests captured."""
+    """Tokens per second through the gateway with this share of requests captured."""
     await system.must("POST", "/admin/capture", {"rate": rate})
+    return await engine_throughput(system.url, system.model, prompts)
+
+
+async def engine_throughput(url: str, model: str, prompts: tuple[Prompt, ...]) -> float:
+    """Tokens per second of one batch."""
     started_at_s = time.monotonic()
-    results = await run_batch(system.url, system.model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
+    results = await run_batch(url, model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
     failed = [result for result in results if not result.is_ok]
     if failed:
         raise SystemUnderTestError(f"{len(failed)} requests failed: {failed[0].error}")

@@ -14,7 +14,7 @@ from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
 from loadtest.statistics import CommitGaps, Interval, changed, commit_gaps
-from loadtest.system import System, SystemUnderTestError, reference_engine, running_system
+from loadtest.system import OUR_PARTS, SPECULATION, System, SystemUnderTestError, running_system, stock_engine
 from loadtest.traffic import Prompt, human_eval
 from wire.control import SwapReport
 
@@ -42,7 +42,7 @@ async def hundred_commits(bench: Bench) -> dict[str, Measured]:
         async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
             commits, stalls_ms = await alternate(system)
     progress("the same prompts on an engine without speculation")
-    async with reference_engine(bench.up_arguments, ENGINE_SETTINGS) as url:
+    async with stock_engine(bench.up_arguments, ENGINE_SETTINGS, OUR_PARTS + SPECULATION) as url:
         answers = await run_batch(url, system.model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
     broken = [answer.error for answer in answers if not answer.is_ok]
     if broken:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +18,12 @@ import pytest
 from loadtest.bars.learning import heldout_al
 from loadtest.bars.load import background_load
 from loadtest.client import new_session
+from loadtest.closed_loop import run_batch
 from loadtest.system import System, running_system
 from loadtest.traffic import human_eval
 from wire.control import AdminStatus
 
+README = Path(__file__).parents[2] / "README.md"
 EAGER = ["--config", str(Path(__file__).parents[2] / "configs" / "eager.toml")]
 FAST = ["learner.gate.every_s=10.0", "learner.checkpoint_every_s=5.0", "canary.min_verify_steps=50"]
 LEARN_WITHIN_S = 420.0
@@ -48,6 +53,7 @@ async def the_loop() -> None:
         assert last >= first + MIN_RISE, (first, last)
         await responses_name_their_versions(system, status)
         await the_metrics_tell_the_story(system)
+        await the_readme_example_prints_verify_steps(system)
     for child in children:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
@@ -94,6 +100,22 @@ async def the_metrics_tell_the_story(system: System) -> None:
     ):
         assert name in text, name
     assert 'engine="engine-0"' in text
+
+
+async def the_readme_example_prints_verify_steps(system: System) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "zmq.SUB" in block]
+    code = example.replace("~/.cache/paceline/state", str(system.state_dir))
+    process = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        await asyncio.sleep(2.0)  # a subscriber sees what is sent after it joined
+        await run_batch(system.url, system.model, human_eval().train[:1], concurrency=1, options={"max_tokens": 8})
+        assert process.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30.0)
+    finally:
+        process.kill()
+    assert "proposed" in line
+    assert "accepted" in line
 
 
 def committed(status: AdminStatus) -> int:
