@@ -1,10 +1,11 @@
-"""What commits do to the requests beside them: 100 in a row, alternating two drafts, under 8 greedy streams, in fp32."""
+"""What commits do to the requests beside them: 100 in a row, alternating two drafts, under 8 greedy streams."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,50 +29,89 @@ BETWEEN_COMMITS_S = 0.5
 # fp32: on a CPU, bf16 rounds one-row and many-row steps differently, so its outputs depend on who else is in the batch.
 ENGINE_SETTINGS = ("target.dtype=float32",)
 # The canary must not add commits of its own, nor the gate refuse to go back to the worse draft (activation is forced).
-SYSTEM_SETTINGS = (*ENGINE_SETTINGS, "canary.min_verify_steps=1000000000", "canary.deadline_s=100000.0")
+QUIET_CANARY = ("canary.min_verify_steps=1000000000", "canary.deadline_s=100000.0")
 
 _SLACK_S = 0.05
 """Between the end of a commit in the engine and its answer here."""
 
 
-async def hundred_commits(bench: Bench) -> dict[str, Measured]:
-    source = human_eval()
-    prompts = source.train[:NUM_PROMPTS]
-    async with running_system(bench.up_arguments, SYSTEM_SETTINGS) as system:
-        note = await learn_a_second_draft(system, source.train)
-        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
-            commits, stalls_ms = await alternate(system)
+async def exactness(bench: Bench) -> dict[str, Measured]:
+    """In fp32: does any request fail, end early, or differ in a token from an engine without speculation."""
+    run = await run_commits(bench, ENGINE_SETTINGS)
     progress("the same prompts on an engine without speculation")
     async with stock_engine(bench.up_arguments, ENGINE_SETTINGS, OUR_PARTS + SPECULATION) as url:
-        answers = await run_batch(url, system.model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
+        answers = await run_batch(url, run.model, run.prompts, concurrency=CONCURRENCY, options=OPTIONS)
     broken = [answer.error for answer in answers if not answer.is_ok]
     if broken:
         raise SystemUnderTestError(f"the reference engine failed: {broken[0]}")
-    reference = {answer.prompt_id: answer.token_ids for answer in answers}
-    detail = {"commits": len(commits), "requests": len(load.results), "drafts": note, "apply_ms_median": _median(stalls_ms)}
-    return verdicts(load, reference, commit_gaps(load.results, commits), detail)
+    return exactness_values(run, {answer.prompt_id: answer.token_ids for answer in answers})
 
 
-def verdicts(load: Load, reference: dict[str, list[int]], gaps: CommitGaps, detail: dict[str, Any]) -> dict[str, Measured]:
-    """The four values of one run."""
-    differing = changed([result for result in load.results if result.is_ok], reference)
-    timing = {
+def exactness_values(run: CommitRun, reference: dict[str, list[int]]) -> dict[str, Measured]:
+    """`reference`: token ids by prompt from the engine without speculation."""
+    differing = changed([result for result in run.load.results if result.is_ok], reference)
+    compared = len(run.load.results) - len(run.load.failed)
+    return {
+        "commit_failures": Measured(len(run.load.failed), {**run.detail, "reasons": run.load.reasons()}),
+        "commit_changed": Measured(len(differing), {"compared": compared, "prompts": differing[:5], **timing(run.gaps)}),
+    }
+
+
+async def stall(bench: Bench) -> dict[str, Measured]:
+    """In the dtype that is served: how much longer a stream waits around a commit."""
+    return stall_values(await run_commits(bench, ()))
+
+
+def stall_values(run: CommitRun) -> dict[str, Measured]:
+    """Nothing is measured where a request failed: its gaps would be missing."""
+    if run.load.failed:
+        return {name: Measured(None, {"reasons": run.load.reasons()}) for name in ("commit_gap_median_ms", "commit_gap_p99_ms")}
+    extra_ms = [value * 1e3 for value in run.gaps.extra_s]
+    detail = {**run.detail, **timing(run.gaps)}
+    return {
+        "commit_gap_median_ms": Measured(float(np.median(extra_ms)) if extra_ms else None, detail),
+        "commit_gap_p99_ms": Measured(float(np.percentile(extra_ms, 99)) - run.gaps.step_s * 1e3 if extra_ms else None, detail),
+    }
+
+
+@dataclass(frozen=True)
+class CommitRun:
+    """100 commits under load, and what the streams saw."""
+
+    model: str
+    prompts: Sequence[Prompt]
+    load: Load
+    gaps: CommitGaps
+    detail: dict[str, Any]
+
+
+async def run_commits(bench: Bench, engine_settings: Sequence[str]) -> CommitRun:
+    source = human_eval()
+    prompts = source.train[:NUM_PROMPTS]
+    async with running_system(bench.up_arguments, (*engine_settings, *QUIET_CANARY)) as system:
+        note = await learn_a_second_draft(system, source.train)
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+            commits, stalls_ms = await alternate(system)
+        detail = {
+            "commits": len(commits),
+            "requests": len(load.results),
+            "drafts": note,
+            "apply_ms_median": _median(stalls_ms),
+        }
+        return CommitRun(system.model, prompts, load, commit_gaps(load.results, commits), detail)
+
+
+def timing(gaps: CommitGaps) -> dict[str, Any]:
+    """The numbers behind a gap, ms."""
+    extra_ms = [value * 1e3 for value in gaps.extra_s]
+    return {
+        "extra_gap_ms_median": round(float(np.median(extra_ms)), 1) if extra_ms else None,
+        "extra_gap_ms_p99": round(float(np.percentile(extra_ms, 99)), 1) if extra_ms else None,
+        "control_gap_ms": round(gaps.control_s * 1e3, 1),
         "decode_step_ms": round(gaps.step_s * 1e3, 1),
-        "gap_between_commits_ms": round(gaps.control_s * 1e3, 1),
         "commits_judged": len(gaps.extra_s),
         "commits_beside_a_prefill": gaps.num_beside_prefill,
         "commits_unobserved": gaps.num_unobserved,
-    }
-    extra_ms = [value * 1e3 for value in gaps.extra_s if value == value]
-    median = float(np.median(extra_ms)) if extra_ms else None
-    p99 = float(np.percentile(extra_ms, 99)) - gaps.step_s * 1e3 if extra_ms else None
-    return {
-        "commit_failures": Measured(len(load.failed), {**detail, "reasons": load.reasons()}),
-        "commit_changed": Measured(
-            len(differing), {"compared": len(load.results) - len(load.failed), "prompts": differing[:5]}
-        ),
-        "commit_gap_median_ms": Measured(median, timing),
-        "commit_gap_p99_ms": Measured(p99, timing),
     }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_the_exit_code_says_whether_every_bar_is_met(
     monkeypatch.setattr(command, "measure", fake)
     names = ["P1.commit_failures", "P1.commit_gap_median_ms"]
     assert command.bars(only=names, as_json=False, list_only=False, up_arguments=[]) == 0
-    assert asked == ["commits:hundred_commits"]
+    assert asked == ["commits:exactness", "commits:stall"]
     assert command.bars(only=["P1.commit_changed"], as_json=False, list_only=False, up_arguments=[]) == 1
     assert "FALLS SHORT  P1.commit_changed" in capsys.readouterr().out
     assert command.bars(only=["P1.commit_gap_p99_ms"], as_json=True, list_only=False, up_arguments=[]) == 1
@@ -88,8 +89,8 @@ def test_a_system_that_does_not_start_is_a_result(monkeypatch: pytest.MonkeyPatc
     async def fail(_bench: Bench) -> dict[str, Measured]:
         raise SystemUnderTestError("no engine")
 
-    monkeypatch.setattr(commits, "hundred_commits", fail)
-    values = command.measure("commits:hundred_commits", Bench(()))
+    monkeypatch.setattr(commits, "exactness", fail)
+    values = command.measure("commits:exactness", Bench(()))
     assert values["commit_failures"] == Measured(None, {"reason": "no engine"})
     assert len(values) == 4
 
@@ -99,9 +100,12 @@ def test_commit_values_come_from_one_run() -> None:
     other = StreamResult("p", 0.0, status=200, token_ids=[2], is_complete=True, finish_reason="length")
     broken = StreamResult("p", 0.0, status=502, error="engine died")
     found = CommitGaps(extra_s=[0.01, 0.02, 0.2], control_s=0.1, step_s=0.1, num_beside_prefill=4, num_unobserved=0)
-    values = commits.verdicts(Load([good, other, broken]), {"p": [1]}, found, {})
+    run = commits.CommitRun("model", (), Load([good, other, broken]), found, {})
+    values = commits.exactness_values(run, {"p": [1]})
     assert values["commit_failures"].value == 1
     assert values["commit_changed"].value == 1
+    assert commits.stall_values(run)["commit_gap_median_ms"].value is None
+    values = commits.stall_values(replace(run, load=Load([good])))
     assert values["commit_gap_median_ms"].value == pytest.approx(20.0)
     assert values["commit_gap_p99_ms"].value == pytest.approx(196.4 - 100.0)
 
