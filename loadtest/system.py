@@ -60,7 +60,6 @@ class System:
         self.url = str(description["gateway_url"])
         self.admin_url = str(description["admin_url"])
         self.model = Path(description["target_dir"]).name
-        self.engine_url = str(description["engines"][0]["url"])
         self._token = (state_dir / "run" / "operator.token").read_text().strip()
 
     def process_id(self, name: str) -> int | None:
@@ -138,8 +137,13 @@ async def running_system(up_arguments: Sequence[str], settings: Sequence[str] = 
 
 
 @asynccontextmanager
-async def stock_engine(up_arguments: Sequence[str], settings: Sequence[str], without: Sequence[str]) -> AsyncIterator[str]:
-    """Stock vLLM with the same target and options, less the options in `without`; yields its URL."""
+async def lone_engine(
+    up_arguments: Sequence[str], settings: Sequence[str] = (), *, without: Sequence[str] = ()
+) -> AsyncIterator[str]:
+    """One engine as planned, without gateway and learner; yields its URL. Options in `without` are left out.
+
+    Without `OUR_PARTS` it is stock vLLM, without `SPECULATION` too it is stock vLLM without speculation.
+    """
     words = [*up_arguments]
     for setting in (*settings, *_FREE_PORTS):
         words += ["--set", setting]
@@ -149,7 +153,9 @@ async def stock_engine(up_arguments: Sequence[str], settings: Sequence[str], wit
     plan = json.loads(planned.stdout)
     spec = next(spec for spec in plan["processes"] if spec["role"] == "engine")
     argv = without_options(spec["argv"], without)
-    env = os.environ | spec["env"] | {"VLLM_PLUGINS": "", "PACELINE_ENGINE_TOKEN": "reference-engine"}
+    env = os.environ | spec["env"] | {"PACELINE_ENGINE_TOKEN": "lone-engine"}
+    if without:
+        env["VLLM_PLUGINS"] = ""
     url = plan["engines"][0]["url"]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         output = Path(directory) / "engine.log"
@@ -162,6 +168,21 @@ async def stock_engine(up_arguments: Sequence[str], settings: Sequence[str], wit
             yield url
         finally:
             await _stop(process)
+
+
+def make_draft(up_arguments: Sequence[str], settings: Sequence[str]) -> None:
+    """A random draft in the settings' state directory, made active as `up` does."""
+    words = [*up_arguments]
+    for setting in settings:
+        words += ["--set", setting]
+    subprocess.run([sys.executable, "-m", "launch.cli", "draft", "init", *words], check=True, capture_output=True)
+
+
+async def served_model(url: str) -> str:
+    """The model name an engine goes by."""
+    async with new_session(1) as session, session.get(f"{url}/v1/models") as response:
+        response.raise_for_status()
+        return str((await response.json())["data"][0]["id"])
 
 
 def without_options(argv: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
 from loadtest.statistics import paired_ratio
-from loadtest.system import OUR_PARTS, System, SystemUnderTestError, running_system, stock_engine
+from loadtest.system import OUR_PARTS, System, SystemUnderTestError, lone_engine, make_draft, running_system, served_model
 from loadtest.traffic import Prompt, human_eval
 
 NUM_PAIRS = 8
@@ -47,20 +48,24 @@ async def capture_cost(bench: Bench) -> dict[str, Measured]:
 
 
 async def capture_off(bench: Bench) -> dict[str, Measured]:
-    """Our engine at rate 0 against stock vLLM with the same draft; both asked directly, so only our parts differ."""
+    """Our engine at rate 0 against stock vLLM with the same draft; both alone and asked directly, so only our parts differ."""
     prompts = human_eval().train[:NUM_PROMPTS]
     ours: list[float] = []
     stock: list[float] = []
-    async with running_system(bench.up_arguments, ["learner.enabled=false"]) as system:
-        await system.must("POST", "/admin/capture", {"rate": 0.0})
-        settings = [f"state.dir={system.state_dir}", "learner.enabled=false"]
-        async with stock_engine(bench.up_arguments, settings, OUR_PARTS) as stock_url:
-            sides = ((system.engine_url, ours), (stock_url, stock))
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
+        settings = [f"state.dir={directory}", "capture.rate=0.0"]
+        make_draft(bench.up_arguments, settings)
+        async with (
+            lone_engine(bench.up_arguments, settings) as our_url,
+            lone_engine(bench.up_arguments, settings, without=OUR_PARTS) as stock_url,
+        ):
+            sides = ((our_url, ours), (stock_url, stock))
+            model = await served_model(our_url)
             for url, _ in sides:
-                await engine_throughput(url, system.model, prompts)
+                await engine_throughput(url, model, prompts)
             for pair in range(NUM_PAIRS):
                 for url, values in sides if pair % 2 else reversed(sides):
-                    values.append(await engine_throughput(url, system.model, prompts))
+                    values.append(await engine_throughput(url, model, prompts))
                 progress(f"pair {pair + 1} of {NUM_PAIRS}: {ours[-1]:.1f} tok/s with our parts, {stock[-1]:.1f} without")
     ratio = paired_ratio(ours, stock)
     detail = {

@@ -15,7 +15,7 @@ from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
 from loadtest.statistics import CommitGaps, Interval, changed, commit_gaps
-from loadtest.system import OUR_PARTS, SPECULATION, System, SystemUnderTestError, running_system, stock_engine
+from loadtest.system import OUR_PARTS, SPECULATION, System, SystemUnderTestError, lone_engine, running_system
 from loadtest.traffic import Prompt, human_eval
 from wire.control import SwapReport
 
@@ -39,7 +39,7 @@ async def exactness(bench: Bench) -> dict[str, Measured]:
     """In fp32: does any request fail, end early, or differ in a token from an engine without speculation."""
     run = await run_commits(bench, ENGINE_SETTINGS)
     progress("the same prompts on an engine without speculation")
-    async with stock_engine(bench.up_arguments, ENGINE_SETTINGS, OUR_PARTS + SPECULATION) as url:
+    async with lone_engine(bench.up_arguments, ENGINE_SETTINGS, without=OUR_PARTS + SPECULATION) as url:
         answers = await run_batch(url, run.model, run.prompts, concurrency=CONCURRENCY, options=OPTIONS)
     broken = [answer.error for answer in answers if not answer.is_ok]
     if broken:
