@@ -31,7 +31,8 @@ class Config(BaseModel):
             lines = [f"{source} is not a valid {cls.__name__}:"]
             for problem in error.errors():
                 key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-                lines.append(f"  {key}: {problem['msg']} (got {problem['input']!r})")
+                what = "unknown key, see configs/README.md" if problem["type"] == "extra_forbidden" else problem["msg"]
+                lines.append(f"  {key}: {what} (got {problem['input']!r})")
             raise ConfigError("\n".join(lines)) from None
 
     @classmethod
