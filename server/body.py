@@ -25,6 +25,9 @@ _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
 _count_decoder = msgspec.json.Decoder(int | None)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+_NUMBER_STARTS = tuple(b"%c" % char for char in b"-0123456789")
+_PROMPT_FIELDS = ("prompt", "prompt_embeds")
 
 
 class ClientDisconnected(Exception):
@@ -71,6 +74,8 @@ def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> bytes:
 
 def _parse(body: bytes) -> dict[str, Raw]:
     try:
+        # Values are not parsed here, so a string that is no UTF-8 would pass and fail in the engine.
+        body.decode()
         return _object_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from None
@@ -80,9 +85,23 @@ def _check_choices(fields: dict[str, Raw], max_choices: int) -> None:
     try:
         count = _count_decoder.decode(fields.get("n", b"null"))
     except msgspec.DecodeError:
-        return  # Not a whole number: the engine says so in its own words.
-    if count is not None and count > max_choices:
-        raise ApiError(400, f"n must be at most {max_choices}, got {count}", code="too_many_choices", param="n")
+        # The engine would turn "1000" and 1000.0 into the number, past this bound.
+        raise ApiError(400, "n must be an integer", code="bad_choices", param="n") from None
+    num_choices = 1 if count is None else count
+    if num_choices > max_choices:
+        raise ApiError(400, f"n must be at most {max_choices}, got {num_choices}", code="too_many_choices", param="n")
+    num_prompts = sum(_num_prompts(bytes(fields[name])) for name in _PROMPT_FIELDS if name in fields)
+    if num_choices * num_prompts > max_choices:
+        message = f"n times the number of prompts must be at most {max_choices}, got {num_choices} times {num_prompts}"
+        raise ApiError(400, message, code="too_many_choices", param="prompt")
+
+
+def _num_prompts(value: bytes) -> int:
+    """How many prompts a field holds: a list is one prompt where it lists token ids, else one prompt per element."""
+    if not value.startswith(b"["):
+        return int(value != b"null")
+    is_token_ids = value[1:].lstrip()[:1] in _NUMBER_STARTS
+    return 1 if is_token_ids else len(_list_decoder.decode(value))
 
 
 def _client_xargs(fields: dict[str, Raw]) -> dict[str, Raw]:

@@ -34,9 +34,9 @@ class ModelRoute:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         exchange = Exchange(scope["method"], self.path, None, read_request_id(headers))
         try:
+            if exchange.method == "POST":
+                exchange.body = await self._body(headers, receive, exchange.request_id)
             with self._admission.slot():
-                if exchange.method == "POST":
-                    exchange.body = await self._body(headers, receive, exchange.request_id)
                 work = self._proxy.relay(exchange, send, on_first_byte=lambda: self._traffic.first_byte(timer))
                 if not await until_disconnected(work, _disconnected(receive)):
                     raise ClientDisconnected
@@ -57,7 +57,8 @@ class ModelRoute:
     async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive, request_id: str) -> bytes:
         settings = self._admission.settings
         identity = read_identity(headers, request_id)
-        body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
+        with self._admission.reading():
+            body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
         return prepare_body(body, identity, max_choices=settings.max_choices)
 
 

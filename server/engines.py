@@ -59,8 +59,9 @@ class EngineClient:
     async def health(self, *, timeout_s: float) -> None:
         await self._call("GET", "/health", timeout_s=timeout_s)
 
-    async def status(self) -> EngineStatus:
-        return self._decode(await self._call("GET", "/paceline/status"), EngineStatus)
+    async def status(self, *, timeout_s: float = CONTROL_TIMEOUT_S) -> EngineStatus:
+        """What the engine's core says of itself; a core that hangs gives no answer, whatever its health route says."""
+        return self._decode(await self._call("GET", "/paceline/status", timeout_s=timeout_s), EngineStatus)
 
     async def stage(self, version: int, *, timeout_s: float) -> None:
         """Returns when the engine holds the verified artifact."""
@@ -99,7 +100,8 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineError(f"engine {self.id} did not answer {method} {path} within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(f"engine {self.id} does not answer {method} {path}: {error}") from error
+            # The kind alone: the message reaches clients, and aiohttp's words name the private address.
+            raise EngineError(f"engine {self.id} does not answer {method} {path}: {type(error).__name__}") from error
         if response.status >= 400:
             raise self._refusal(response.status, body, path)
         return body

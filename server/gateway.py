@@ -102,7 +102,7 @@ class Gateway:
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
         chores: list[Coroutine[Any, Any, None]] = [self._watch_canary()]
         for engine in self.fleet.engines:
-            chores += [self.health.watch(engine), self.listener.listen(engine)]
+            chores += [self.health.watch(engine), self.health.watch_core(engine), self.listener.listen(engine)]
         return chores
 
     async def _watch_canary(self) -> None:

@@ -1,6 +1,7 @@
 """HealthMonitor: finds out which engines may serve, and brings those that come (back) up into line.
 
-One task per engine: probe every second, and at once where a request met a dead connection. It moves engines in and out of
+Two tasks per engine. One probes every second, and at once where a request met a dead connection. The other asks the core,
+more slowly, because the engine's HTTP server says it is well while its core hangs. This module moves engines in and out of
 the fleet; which draft is the active one is the swap coordinator's knowledge.
 """
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 REQUIRED_PARTS = ("capture", "weights")
 MAX_SILENT_PROBES = 3
 """A busy engine may miss one probe; a dead one refuses the connection, which counts at once."""
+MAX_SILENT_CORE_PROBES = 2
+CORE_SILENT = "the engine core does not answer"
 RESYNC_S = 30.0
 """Between attempts to bring an engine to the active draft when it could not be brought there."""
 
@@ -41,6 +44,8 @@ class HealthMonitor:
         self._fleet = fleet
         self._swap = swap
         self._settings = settings
+        self._hung: set[Engine] = set()
+        """Engines whose core does not answer."""
 
     async def watch(self, engine: Engine) -> None:
         """Probe one engine for as long as the gateway runs."""
@@ -53,15 +58,30 @@ class HealthMonitor:
                 num_silent = 0
             except EngineError as error:
                 num_silent += 1
-                is_timeout = isinstance(error.__cause__, TimeoutError)
-                if not engine.ready or not is_timeout or num_silent >= MAX_SILENT_PROBES:
-                    self._mark_down(engine, str(error))
+                if not engine.ready or not _is_timeout(error) or num_silent >= MAX_SILENT_PROBES:
+                    self._mark_down(engine, str(error), error.__cause__)
             else:
                 is_odd = engine.ready and bool(engine.reason) and time.monotonic() >= next_resync_s
-                if engine.needs_sync or is_odd:
+                if engine in self._hung:
+                    # A synchronisation would wait for the core, and these probes with it.
+                    self._mark_down(engine, CORE_SILENT)
+                elif engine.needs_sync or is_odd:
                     next_resync_s = time.monotonic() + RESYNC_S
                     await self._sync(engine)
             await self._pause(engine)
+
+    async def watch_core(self, engine: Engine) -> None:
+        """Ask one engine's core for as long as the gateway runs."""
+        num_silent = 0
+        while True:
+            await asyncio.sleep(self._settings.core_interval_s)
+            num_silent = num_silent + 1 if await self._is_core_silent(engine) else 0
+            if num_silent >= MAX_SILENT_CORE_PROBES:
+                self._hung.add(engine)
+                self._mark_down(engine, CORE_SILENT)
+            elif engine in self._hung and not num_silent:
+                self._hung.remove(engine)
+                engine.wake.set()
 
     async def set_capture_rate(self, rate: float) -> dict[str, str]:
         """Remember and apply the rate; returns the engines' errors by id."""
@@ -85,11 +105,22 @@ class HealthMonitor:
                 await engine.client.set_capture(self.capture_rate)
             await self._swap.align(engine)
         except PacelineError as error:
-            self._mark_down(engine, str(error))
+            self._mark_down(engine, str(error), error.__cause__)
+            return
+        if engine in self._hung:
+            self._mark_down(engine, CORE_SILENT)
             return
         logger.info(
             "engine %s is ready with draft %s%s", engine.id, engine.draft_version, engine.reason and f"; it {engine.reason}"
         )
+
+    async def _is_core_silent(self, engine: Engine) -> bool:
+        """Only silence counts: a refusal is an answer, and a dead connection is the other probe's finding."""
+        try:
+            await engine.client.status(timeout_s=self._settings.core_timeout_s)
+        except EngineError as error:
+            return _is_timeout(error)
+        return False
 
     def _check(self, engine: Engine, status: EngineStatus) -> None:
         """Raises a WireError that says why this engine may not serve."""
@@ -108,9 +139,12 @@ class HealthMonitor:
             if other is not engine and other.status is not None:
                 other.status.spec.require(status.spec, who=f"engine {engine.id}")
 
-    def _mark_down(self, engine: Engine, reason: str) -> None:
+    def _mark_down(self, engine: Engine, reason: str, cause: BaseException | None = None) -> None:
+        """The cause may name the engine's address, so it goes to the log and not into the reason, which clients see."""
         if engine.ready or engine.reason != reason:
-            logger.warning("engine %s is not ready: %s", engine.id, reason)
+            logger.warning(
+                "engine %s (%s) is not ready: %s%s", engine.id, engine.client.base_url, reason, f" ({cause!r})" * bool(cause)
+            )
         engine.mark_down(reason)
 
     async def _pause(self, engine: Engine) -> None:
@@ -119,3 +153,7 @@ class HealthMonitor:
                 await engine.wake.wait()
         except TimeoutError:
             pass
+
+
+def _is_timeout(error: EngineError) -> bool:
+    return isinstance(error.__cause__, TimeoutError)

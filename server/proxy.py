@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _EVENT_STREAM = "text/event-stream"
+_DEATH_WORDS = (b"EngineCore", b"EngineDead")
+"""An engine whose core died answers 500 with the name of vLLM's exception; to a client that is no fault of its request."""
 _CONNECTION_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -91,7 +93,8 @@ class Proxy:
                         stale.add(engine)
                         continue
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
-                    engine.suspect(f"failed a request: {error!r}")
+                    # The kind alone: clients see the reason, and aiohttp's words name the private address.
+                    engine.suspect(f"failed a request: {type(error).__name__}")
                     left.add(engine)
                     continue
                 if response.status >= 500 and self._fleet.choose(exclude=left | {engine}) is not None:
@@ -99,6 +102,10 @@ class Proxy:
                     left.add(engine)
                     response.close()
                     continue
+                if _tells_of_death(response, body):
+                    logger.error("request %s: engine %s died: %r", exchange.request_id, engine.id, body)
+                    engine.doubt()
+                    raise _engine_died()
                 try:
                     yield engine, response, body
                 finally:
@@ -170,6 +177,14 @@ def _answer_headers(exchange: Exchange, engine: Engine, response: aiohttp.Client
     if response.status in (429, 503):
         headers.append((b"retry-after", response.headers.get("Retry-After", str(RETRY_AFTER_S)).encode("latin-1")))
     return headers
+
+
+def _tells_of_death(response: aiohttp.ClientResponse, body: bytes | None) -> bool:
+    return response.status >= 500 and body is not None and any(word in body for word in _DEATH_WORDS)
+
+
+def _engine_died() -> ApiError:
+    return ApiError(503, "the engine failed; retry shortly", code="engine_error", retry_after_s=RETRY_AFTER_S)
 
 
 def _is_stale(error: Exception) -> bool:

@@ -76,6 +76,8 @@ class FakeEngine:
         self.hang_commit = False
         self.stage_gate: asyncio.Event | None = None
         self.health_gate: asyncio.Event | None = None
+        self.core_gate: asyncio.Event | None = None
+        """Where set, the core hangs until it is set, while the health route goes on answering."""
         self.num_aborted = 0
         self.num_running = 0
         self.metrics_text = VLLM_METRICS
@@ -231,6 +233,8 @@ class FakeEngine:
 
     async def _status(self, request: web.Request) -> web.Response:
         self._note(request, "status")
+        if self.core_gate is not None:
+            await self.core_gate.wait()
         return web.Response(body=msgspec.json.encode(self.status()), content_type="application/json")
 
     async def _stage(self, request: web.Request) -> web.Response:

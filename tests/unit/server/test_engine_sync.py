@@ -144,3 +144,54 @@ def test_engine_that_answers_no_probe_stops_getting_requests(tmp_path: Path) -> 
             await eventually(lambda: len(rig.gateway.fleet.ready()) == 2)
 
     run(scenario())
+
+
+def test_engine_whose_core_hangs_stops_getting_requests_until_it_answers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = {"core_interval_s": 0.02, "core_timeout_s": 0.1}
+        async with running(tmp_path, settings=settings) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            rig.engine.core_gate = gate = asyncio.Event()
+            await eventually(lambda: not engine.ready)
+            ready = await rig.request("GET", "/ready")
+            assert (ready.status, ready.code) == (503, "not_ready")
+            assert "the engine core does not answer" in ready.json["error"]["message"]
+            reply = await rig.complete()
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "1")
+            engine.suspect("failed a request")
+            await eventually(lambda: engine.reason == "the engine core does not answer", timeout_s=1.0)
+            await rig.engine.stop()
+            await eventually(lambda: "/health" in engine.reason, timeout_s=1.0)
+            gate.set()
+            await rig.engine.start()
+            await eventually(lambda: engine.ready)
+            assert (await rig.complete()).status == 200
+
+    run(scenario())
+
+
+def test_one_missed_core_probe_is_forgiven(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, settings={"core_interval_s": 0.2, "core_timeout_s": 0.2}) as rig:
+            engine, num_calls = rig.gateway.fleet.engines[0], len(rig.engine.calls)
+            rig.engine.core_gate = asyncio.Event()
+            await eventually(lambda: len(rig.engine.calls) == num_calls + 1)
+            await asyncio.sleep(0.25)
+            rig.engine.core_gate = None
+            await eventually(lambda: len(rig.engine.calls) >= num_calls + 3)
+            assert engine.ready
+
+    run(scenario())
+
+
+def test_reasons_do_not_name_the_engines_address(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            port = rig.engine.endpoint.url.rsplit(":", 1)[1]
+            await rig.engine.stop()
+            for _ in range(3):
+                bodies = [(await rig.complete()).body, (await rig.request("GET", "/ready")).body]
+                assert not [body for body in bodies if port.encode() in body or b"127.0.0.1" in body]
+                await asyncio.sleep(0.05)
+
+    run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -127,6 +128,12 @@ UNUSABLE: list[tuple[dict[str, str], dict[str, object], str]] = [
     ({}, {"vllm_xargs": "text"}, "bad_xargs"),
     ({}, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "internal_field"),
     ({}, {"n": 999_999}, "too_many_choices"),
+    ({}, {"n": "1000"}, "bad_choices"),
+    ({}, {"n": 1000.0}, "bad_choices"),
+    ({}, {"n": True}, "bad_choices"),
+    ({}, {"prompt": ["p"] * 129}, "too_many_choices"),
+    ({}, {"prompt": [[1, 2]] * 65, "n": 2}, "too_many_choices"),
+    ({}, {"prompt_embeds": ["p"] * 128}, "too_many_choices"),
 ]
 
 
@@ -144,7 +151,16 @@ def test_unusable_request_is_refused_with_a_reason(tmp_path: Path) -> None:
 def test_garbage_bodies_and_unknown_routes_get_openai_shaped_errors(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
-            for body in (b"", b"{", b"[]", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000, b'{"n": "x", "vllm_xargs": 3}'):
+            for body in (
+                b"",
+                b"{",
+                b"[]",
+                b"\xff\xfe",
+                b'{"a": NaN}',
+                b"[" * 100_000,
+                b'{"vllm_xargs": 3}',
+                b'{"prompt": "\xff"}',
+            ):
                 reply = await rig.request("POST", "/v1/completions", data=body)
                 assert reply.status == 400, body[:20]
                 assert reply.code in ("invalid_json", "bad_xargs")
@@ -178,6 +194,44 @@ def test_admission_bounds_requests_and_bytes(tmp_path: Path) -> None:
             chunked = await rig.request("POST", "/v1/completions", data=unannounced())
             assert (chunked.status, chunked.code) == (413, "body_too_large")
             assert rig.gateway.admission.num_in_flight == 0
+
+    run(scenario())
+
+
+def test_choices_and_prompts_within_the_bound_pass(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            for fields in ({"n": 128}, {"n": None}, {"prompt": list(range(500)), "n": 2}, {"prompt": ["p"] * 64, "n": 2}):
+                assert (await rig.complete(**fields)).status == 200, fields
+
+    run(scenario())
+
+
+async def _half_sent(rig: GatewayRig) -> asyncio.StreamWriter:
+    """A request whose body does not come to its end."""
+    address = urlsplit(rig.public_url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    return writer
+
+
+def test_half_sent_bodies_hold_no_slot_and_have_a_bound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, admission=AdmissionSettings(max_in_flight=2)) as rig:
+            admission = rig.gateway.admission
+            writers = [await _half_sent(rig) for _ in range(7)]
+            await eventually(lambda: admission.num_reading == 7)
+            assert admission.num_in_flight == 0
+            assert (await rig.complete()).status == 200
+            writers.append(await _half_sent(rig))
+            await eventually(lambda: admission.num_reading == 8)
+            refused = await rig.complete()
+            assert (refused.status, refused.code, refused.headers["Retry-After"]) == (429, "too_many_requests", "1")
+            for writer in writers:
+                writer.close()
+            await eventually(lambda: admission.num_reading == 0)
+            assert (await rig.complete()).status == 200
 
     run(scenario())
 
@@ -275,6 +329,18 @@ def test_sole_engines_failure_passes_through_with_its_own_words(tmp_path: Path) 
             reply = await rig.complete()
             assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
             assert reply.json["error"]["message"] == "queue full"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("message", ["EngineCore encountered an issue. See stack trace.", "EngineDeadError()"])
+def test_death_of_the_sole_engines_core_is_no_fault_of_the_request(tmp_path: Path, message: str) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.engine.answer = (500, {"error": {"message": message, "type": "x", "param": None, "code": 500}})
+            reply = await rig.complete()
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "engine_error", "1")
+            assert "Engine" not in reply.json["error"]["message"]
 
     run(scenario())
 
