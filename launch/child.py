@@ -8,9 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO
 
 from launch import logs
+from launch.attempt import Attempt
 from launch.plan import STRIPPED_VARIABLES, ProcessSpec
 from launch.watchdog import signal_group
 
@@ -28,14 +30,22 @@ def child_environment(base: Mapping[str, str], spec: ProcessSpec) -> dict[str, s
     return {key: value for key, value in base.items() if key not in STRIPPED_VARIABLES} | spec.env
 
 
+def open_log(path: Path, attempt: Attempt) -> IO[bytes]:
+    """A fresh log, or /dev/null where none can be had: a process without a log serves, one that is not started does not."""
+    attempt(f"make {path.parent}", lambda: path.parent.mkdir(parents=True, exist_ok=True))
+    attempt(f"rotate {path}", lambda: logs.rotate(path))
+    opened: list[IO[bytes]] = []
+    if attempt(f"open {path}", lambda: opened.append(path.open("wb"))):
+        return opened[0]
+    return Path(os.devnull).open("wb")
+
+
 class Child:
     """A started process. Owned by the supervisor's main thread: the kernel ties its life to that thread."""
 
-    def __init__(self, spec: ProcessSpec, base_environment: Mapping[str, str]) -> None:
+    def __init__(self, spec: ProcessSpec, base_environment: Mapping[str, str], attempt: Attempt) -> None:
         self.spec = spec
-        spec.log_file.parent.mkdir(parents=True, exist_ok=True)
-        logs.rotate(spec.log_file)
-        with spec.log_file.open("wb") as log:
+        with open_log(spec.log_file, attempt) as log:
             self._process = self._spawn(log, base_environment)
         self.started_at_s = time.monotonic()
         self.exit_code: int | None = None

@@ -132,5 +132,5 @@ def farewell(url: str, model: str, arguments: list[str]) -> str:
     return (
         "\nThe system is still serving and still learning. Try it:\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"Watch it: paceline view{tail}\nStop it:  paceline down{tail}\n(in .venv/bin, unless the environment is active)"
+        f"Watch it: paceline view{tail}\nStop it:  paceline down{tail}\n(as .venv/bin/paceline, unless the environment is active)"
     )

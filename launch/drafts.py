@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,33 @@ def init(config: SystemConfig) -> int:
     if store.floor() is None:
         store.set_floor(version)
     return version
+
+
+def repair_active(store: DraftStore, report: Callable[[str], None]) -> None:
+    """Point `active` at the floor, else at the newest sound draft, where it leads to none; raises ArtifactError or OSError.
+
+    Without any sound draft the pointer stays: it tells what was there.
+    """
+    active = store.active()
+    if is_sound(store, active) or store.active() != active:  # a swap may move the pointer meanwhile: it is live then
+        return
+    for version in (store.floor(), *reversed(store.versions())):
+        if version is not None and is_sound(store, version):
+            store.set_active(version)
+            report(f"the active draft ({'none' if active is None else active}) cannot be loaded: draft {version} is active now")
+            return
+    report(f"no draft in {store.root} is sound; `paceline draft show N` says what is wrong with one")
+
+
+def is_sound(store: DraftStore, version: int | None) -> bool:
+    """Whether the version exists and every checksum holds."""
+    if version is None:
+        return False
+    try:
+        store.verify(version)
+    except ArtifactError:
+        return False
+    return True
 
 
 def listing(store: DraftStore) -> list[str]:

@@ -108,10 +108,10 @@ def make_plan(config: SystemConfig, host: HostFacts, tokens: Tokens, *, target_d
                 target_dir=target_dir)
         for pool, endpoint in zip(config.pool, endpoints, strict=True)
     ]  # fmt: skip
-    processes.append(_gateway(config, host, tokens))
-    if config.learner.enabled:
+    if config.learner.enabled:  # before the gateway: it should listen when the first request comes
         role_files[run_dir.role_file("learner")] = learner_config.model_dump_json(indent=2)
         processes.append(_learner(config, host, tokens, shares))
+    processes.append(_gateway(config, host, tokens))
     return SystemPlan(
         state_dir=run_dir.state,
         target_dir=target_dir,

@@ -14,7 +14,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from wire.errors import PacelineError
 
@@ -39,6 +41,15 @@ class Tokens:
     """Opens the admin API."""
     engine: str
     """Opens an engine's private control routes."""
+
+
+class _SystemFields(msgspec.Struct):
+    """What others rely on in `system.json`; it may hold more."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0)]
+    pid_created_at_s: float
+    gateway_url: str
+    admin_url: str
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,19 @@ class RunDir:
         write_private(self.system_file, json.dumps(description, indent=2) + "\n")
 
     def read_system(self) -> dict[str, Any]:
-        """The last `system.json`; raises LaunchError where none was written."""
+        """The last `system.json`; raises LaunchError where none was written, or where it is not what `up` writes."""
         try:
-            content: dict[str, Any] = json.loads(self.system_file.read_text())
+            content = json.loads(self.system_file.read_text())
         except (OSError, ValueError) as error:
             raise LaunchError(f"no system was started from {self.state} ({error}); start one with `paceline up`") from None
-        return content
+        try:
+            msgspec.convert(content, _SystemFields)
+        except msgspec.ValidationError as error:
+            raise LaunchError(
+                f"{self.system_file} is not what `paceline up` writes ({error}); "
+                "end a system that still runs by a SIGTERM to its `paceline up`, then start it again"
+            ) from None
+        return dict(content)
 
     def operator_token(self) -> str:
         """The operator token: from the environment, else as `up` saved it; raises LaunchError."""

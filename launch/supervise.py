@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch import logs
+from launch.attempt import Attempt
 from launch.child import Child
 from launch.plan import ProcessSpec
 from launch.probe import http_status
@@ -69,14 +70,18 @@ class Supervisor:
         report: Report,
         should_stop: Callable[[], bool],
         on_change: Callable[[], None] = lambda: None,
+        before_start: Callable[[ProcessSpec], None] = lambda _spec: None,
     ) -> None:
+        """`before_start` is called ahead of every start and restart of a process; it must not raise."""
         self.watched = [Watched(spec) for spec in specs]
         self._base_environment = dict(base_environment)
         self._grace_s = grace_s
         self._engine_token = engine_token
-        self._report = report
+        self._tell = report
         self._should_stop = should_stop
         self._on_change = on_change
+        self._before_start = before_start
+        self._attempt = Attempt()
         self._watchdog = subprocess.Popen(
             [sys.executable, "-m", "launch.watchdog", str(grace_s)], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -137,8 +142,12 @@ class Supervisor:
             self._watchdog.stdin.close()
         self._watchdog.wait()
 
+    def _report(self, text: str) -> None:
+        self._attempt("report", lambda: self._tell(text))  # our own output may go to a full disk
+
     def _launch(self, watched: Watched) -> None:
-        watched.child = Child(watched.spec, self._base_environment)
+        self._before_start(watched.spec)
+        watched.child = Child(watched.spec, self._base_environment, self._attempt)
         self._tell_watchdog(f"+{watched.child.group}")
         self._on_change()
 

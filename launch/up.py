@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psutil
 
-from launch import host, models, provenance
+from launch import drafts, host, models, provenance
+from launch.attempt import Attempt
 from launch.config import SystemConfig
-from launch.plan import SystemPlan, make_plan
+from launch.plan import ProcessSpec, SystemPlan, make_plan
 from launch.rundir import LaunchError, RunDir, Tokens, make_tokens, write_private
 from launch.supervise import Supervisor
+from wire.errors import ArtifactError
 from wire.store import DraftStore
 
 Report = Callable[[str], None]
@@ -51,7 +53,7 @@ def up(config: SystemConfig, report: Report) -> int:
     try:
         return _up_locked(config, run_dir, report, stop)
     finally:
-        run_dir.system_file.unlink(missing_ok=True)
+        Attempt()(f"remove {run_dir.system_file}", lambda: run_dir.system_file.unlink(missing_ok=True))
         os.close(lock)
 
 
@@ -69,27 +71,36 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
     if stop():
         return 128 + (stop.signal_number or 0)
 
+    attempt = Attempt()
+
+    def say(text: str) -> None:
+        attempt("report", lambda: report(text))
+
+    def describe(*, is_ready: bool) -> None:
+        attempt(f"write {run_dir.system_file}", lambda: describe_system(run_dir, plan, supervisor, is_ready=is_ready))
+
     supervisor = Supervisor(
         plan.processes,
         base_environment=os.environ,
         grace_s=config.launch.grace_s,
         engine_token=tokens.engine,
-        report=report,
+        report=say,
         should_stop=stop,
-        on_change=lambda: describe_system(run_dir, plan, supervisor, is_ready=False),
+        on_change=lambda: describe(is_ready=False),
+        before_start=lambda spec: repair_before_engine(spec, DraftStore(run_dir.state), say),
     )
     try:
         report(f"starting {', '.join(spec.name for spec in plan.processes)}; an engine on a CPU compiles for a minute or two")
         supervisor.start()
         if not stop():
-            describe_system(run_dir, plan, supervisor, is_ready=True)
-            report(f"ready: {plan.gateway_url}/v1, admin {plan.admin_url}/admin, logs {run_dir.logs}")
-            supervisor._on_change = lambda: describe_system(run_dir, plan, supervisor, is_ready=True)
+            describe(is_ready=True)
+            say(f"ready: {plan.gateway_url}/v1, admin {plan.admin_url}/admin, logs {run_dir.logs}")
+            supervisor._on_change = lambda: describe(is_ready=True)
             supervisor.run()
-        report("stopping")
+        say("stopping")
     finally:
         supervisor.stop()
-    report("stopped; nothing is left running")
+    say("stopped; nothing is left running")
     return 0
 
 
@@ -143,6 +154,16 @@ def ensure_draft(config: SystemConfig, report: Report) -> None:
         store.set_floor(versions[0])
 
 
+def repair_before_engine(spec: ProcessSpec, store: DraftStore, report: Report) -> None:
+    """Before an engine starts: a draft it can load, if there is one. Never raises: without one the engine says what it lacks."""
+    if spec.role != "engine":
+        return
+    try:
+        drafts.repair_active(store, report)
+    except (ArtifactError, OSError) as error:
+        report(f"the active draft cannot be repaired: {error}")
+
+
 def describe_system(run_dir: RunDir, plan: SystemPlan, supervisor: Supervisor, *, is_ready: bool) -> None:
     """Write `system.json`: how others find this system."""
     own = psutil.Process()
@@ -190,8 +211,11 @@ def supervisor_process(run_dir: RunDir) -> psutil.Process:
 
 
 def down(state_dir: Path, grace_s: float, report: Report) -> int:
-    """Stop the system that runs from `state_dir`; raises LaunchError."""
+    """Stop the system that runs from `state_dir`, if one does; raises LaunchError where it cannot be stopped."""
     run_dir = RunDir(state_dir)
+    if not run_dir.is_locked():
+        report(f"nothing runs from {run_dir.state}")
+        return 0
     process = supervisor_process(run_dir)
     process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s + _STOP_MARGIN_S

@@ -107,5 +107,11 @@ class DraftStore:
         temporary = self.root / f".{name}-{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(str(version))
-        temporary.rename(self.root / name)
+        try:
+            temporary.rename(self.root / name)
+        except IsADirectoryError:
+            temporary.unlink()
+            raise ArtifactError(
+                f"{self.root / name} is a directory, where a link to a draft belongs; move it away and try again"
+            ) from None
         fsync_directory(self.root)

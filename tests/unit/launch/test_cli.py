@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli import main
+from launch.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def test_plan_prints_json_without_secrets(capsys: pytest.CaptureFixture[str], mo
     assert main(["plan", "--json"]) == 0
     text = capsys.readouterr().out
     assert "very-secret-token" not in text
-    assert [spec["role"] for spec in json.loads(text)["processes"]] == ["engine", "gateway", "learner"]
+    assert [spec["role"] for spec in json.loads(text)["processes"]] == ["engine", "learner", "gateway"]
 
 
 def test_plan_writes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +65,29 @@ def test_no_drafts_yet(capsys: pytest.CaptureFixture[str]) -> None:
     assert "paceline draft init" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["down"], ["draft", "rollback"], ["draft", "activate", "3"], ["view"], ["draft", "show", "3"]]
-)
+def test_down_without_a_system_has_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down"]) == 0
+    assert capsys.readouterr().out.startswith("nothing runs from ")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"pid": "x"}', "{", '{"pid": -1, "pid_created_at_s": 0}'])
+@pytest.mark.parametrize("arguments", [["down"], ["view"], ["draft", "activate", "3", "--expected-active", "0"]])
+def test_a_spoilt_system_file_is_one_clear_message(
+    arguments: list[str], content: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = RunDir(home / "state")
+    run_dir.create()
+    run_dir.operator_token_file.write_text("token")
+    run_dir.system_file.write_text(content)
+    lock = run_dir.lock()
+    assert main([*arguments, "--set", f"state.dir={run_dir.state}"]) == 2
+    os.close(lock)
+    message = capsys.readouterr().err
+    assert message.startswith("paceline: ")
+    assert str(run_dir.state) in message
+
+
+@pytest.mark.parametrize("arguments", [["draft", "rollback"], ["draft", "activate", "3"], ["view"], ["draft", "show", "3"]])
 def test_without_a_system_a_command_says_so(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("paceline: ")

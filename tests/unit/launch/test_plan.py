@@ -41,8 +41,8 @@ def option(spec: ProcessSpec, name: str) -> str:
     return spec.argv[spec.argv.index(name) + 1]
 
 
-def test_engines_start_before_the_gateway_and_the_learner() -> None:
-    assert [spec.role for spec in plan().processes] == ["engine", "gateway", "learner"]
+def test_the_gateway_starts_last_and_engines_first() -> None:
+    assert [spec.role for spec in plan().processes] == ["engine", "learner", "gateway"]
 
 
 def test_an_engine_is_stock_vllm_with_our_parts_named() -> None:
@@ -101,7 +101,7 @@ def test_printed_plans_hide_the_tokens() -> None:
     for text in (plan_as_text(plan()), plan_as_json(plan())):
         assert "secret" not in text
         assert "***" in text
-    assert [spec["name"] for spec in json.loads(plan_as_json(plan()))["processes"]] == ["engine-0", "gateway", "learner"]
+    assert [spec["name"] for spec in json.loads(plan_as_json(plan()))["processes"]] == ["engine-0", "learner", "gateway"]
 
 
 def test_cuda_takes_the_gpu_worker_and_names_every_depth() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,14 +58,14 @@ class Harness:
         self.is_stopping = False
         self.supervisors: list[Supervisor] = []
 
-    def supervisor(self, *specs: ProcessSpec, grace_s: float = 5.0) -> Supervisor:
+    def supervisor(self, *specs: ProcessSpec, grace_s: float = 5.0, **hooks: Callable[..., None]) -> Supervisor:
         made = Supervisor(
             specs,
             base_environment=os.environ,
             grace_s=grace_s,
             engine_token="secret",
-            report=self.lines.append,
             should_stop=lambda: self.is_stopping,
+            **{"report": self.lines.append, **hooks},  # type: ignore[arg-type]
         )
         self.supervisors.append(made)
         return made
@@ -227,6 +228,51 @@ def test_dangerous_variables_do_not_reach_a_child(harness: Harness, tmp_path: Pa
     harness.supervisor(spec(tmp_path, code, env={"MINE": "yes"})).start()
     wait_for(lambda: "]" in (tmp_path / "a.log").read_text())
     assert (tmp_path / "a.log").read_text().strip() == "[None, None, None, 'yes']"
+
+
+def tick_until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
+    def ticked() -> bool:
+        supervisor.tick()
+        return condition()
+
+    wait_for(ticked)
+
+
+def test_processes_start_again_though_neither_log_nor_report_can_be_written(
+    harness: Harness, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "logs"
+    full = open("/dev/full", "w")  # noqa: SIM115
+    supervisor = harness.supervisor(spec(logs, SLEEP), report=lambda text: print(text, file=full, flush=True))
+    supervisor.start()
+    shutil.rmtree(logs)
+    logs.write_text("a file where the directory was")
+    for number in (1, 2):
+        child = supervisor.watched[0].child
+        assert child is not None
+        os.kill(child.pid, signal.SIGKILL)
+        tick_until(supervisor, lambda number=number: supervisor.watched[0].num_restarts == number)
+    child = supervisor.watched[0].child
+    assert child is not None
+    assert is_alive(child.pid)
+    assert Path(f"/proc/{child.pid}/fd/1").readlink() == Path("/dev/null")
+    told = capfd.readouterr().err
+    assert told.count(f"cannot open {logs / 'a.log'}") == 1
+    assert told.count("cannot report") == 1
+
+
+def test_the_hook_runs_ahead_of_every_start(harness: Harness, tmp_path: Path) -> None:
+    started: list[str] = []
+    supervisor = harness.supervisor(
+        spec(tmp_path, SLEEP), before_start=lambda spec: started.append(f"{spec.name} {(tmp_path / 'a.log').exists()}")
+    )
+    supervisor.start()
+    assert started == ["a False"]
+    child = supervisor.watched[0].child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    tick_until(supervisor, lambda: supervisor.watched[0].num_restarts == 1)
+    assert len(started) == 2
 
 
 def test_nothing_survives_a_sigkill_of_the_supervisor(tmp_path: Path) -> None:

@@ -97,12 +97,13 @@ def test_only_the_process_that_was_recorded_is_ever_stopped(tmp_path: Path) -> N
     run_dir = RunDir(tmp_path)
     run_dir.create()
     own = psutil.Process()
-    run_dir.write_system({"pid": os.getpid(), "pid_created_at_s": own.create_time()})
+    urls = {"gateway_url": "http://g", "admin_url": "http://a"}
+    run_dir.write_system({**urls, "pid": os.getpid(), "pid_created_at_s": own.create_time()})
     with pytest.raises(LaunchError, match="no system runs from"):
         up.supervisor_process(run_dir)
     lock = run_dir.lock()
     assert up.supervisor_process(run_dir).pid == os.getpid()
-    run_dir.write_system({"pid": os.getpid(), "pid_created_at_s": own.create_time() - 100.0})
+    run_dir.write_system({**urls, "pid": os.getpid(), "pid_created_at_s": own.create_time() - 100.0})
     with pytest.raises(LaunchError, match="nothing was stopped"):
         up.supervisor_process(run_dir)
     os.close(lock)

@@ -113,6 +113,14 @@ def test_a_pointer_to_nothing_is_refused_and_the_old_one_stays(store: DraftStore
     assert store.active() == 0
 
 
+def test_a_directory_in_a_pointers_place_is_told_and_kept(store: DraftStore) -> None:
+    store.publish(fill)
+    (store.root / "active").mkdir()
+    with pytest.raises(ArtifactError, match="move it away and try again"):
+        store.set_active(0)
+    assert sorted(path.name for path in store.root.iterdir()) == ["0", "active"]
+
+
 def test_a_foreign_pointer_reads_as_none(store: DraftStore) -> None:
     store.publish(fill)
     os.symlink("../elsewhere", store.root / "active")
