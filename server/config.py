@@ -72,8 +72,11 @@ class GatewaySettings(Config):
     """For one probe; three in a row without an answer make an engine not ready."""
     core_interval_s: float = Field(5.0, gt=0.0)
     """Between two probes of one engine's core, which its health route does not touch."""
-    core_timeout_s: float = Field(10.0, gt=0.0)
-    """For one probe of a core; two in a row without an answer make an engine not ready."""
+    core_timeout_s: float = Field(30.0, gt=0.0)
+    """For one probe of a core, which waits for the step in flight: a full prefill step takes about 10 s on a small CPU.
+
+    Two in a row without an answer make an engine not ready.
+    """
     engine_idle_timeout_s: float = Field(600.0, gt=0.0)
     """Longest silence of an engine while a request runs on it."""
     shutdown_grace_s: float = Field(10.0, ge=0.0)
