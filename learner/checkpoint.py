@@ -71,7 +71,17 @@ def load_checkpoint(path: Path, spec: CaptureSpec) -> tuple[dict[str, Tensor], P
                 log.warning("checkpoint has schema %d, this release %d: starting anew", progress.schema_version, SCHEMA_VERSION)
                 return None
             spec.require(progress.spec, who="the checkpoint")
-            return {name: opened.get_tensor(name) for name in opened.keys()}, progress  # noqa: SIM118
-    except (OSError, SafetensorError, msgspec.DecodeError, WireError) as error:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, msgspec.DecodeError, WireError, ValueError, RuntimeError) as error:
         log.warning("cannot use the checkpoint, starting anew: %s", error)
         return None
+    broken = not_finite(tensors)
+    if broken:
+        log.warning("the checkpoint holds values that are not finite (%s), starting anew", broken[0])
+        return None
+    return tensors, progress
+
+
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors with a value that is not finite."""
+    return [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]

@@ -98,12 +98,14 @@ class DraftOptimiser:
             if f"adamw.step.{name}" not in tensors:
                 self._adamw.state.pop(parameter, None)
                 continue
-            entry: dict[str, Any] = {"step": tensors[f"adamw.step.{name}"].clone()}
+            entry: dict[str, Any] = {"step": _fitting(tensors, f"adamw.step.{name}", torch.Size()).clone()}
             for key in ("exp_avg", "exp_avg_sq"):
-                entry[key] = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).clone()
+                entry[key] = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).to(parameter.dtype, copy=True)
             self._adamw.state[parameter] = entry
-        self.rate_scale = float(tensors["rate_scale"])
-        self.num_steps = int(tensors["num_steps"])
+        rate_scale, num_steps = float(tensors["rate_scale"]), int(tensors["num_steps"])
+        if not 0 < rate_scale <= 1 or num_steps < 0:
+            raise ValueError(f"a rate scale of {rate_scale} after {num_steps} steps is impossible")
+        self.rate_scale, self.num_steps = rate_scale, num_steps
 
     def _named_others(self) -> Iterable[tuple[str, nn.Parameter]]:
         return zip(self._other_names, self._adamw.param_groups[0]["params"], strict=True)

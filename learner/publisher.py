@@ -57,11 +57,13 @@ class Publisher:
     def consider(self, candidate: Draft, training: TrainingReport, replay: Replay, active_version: int) -> str:
         """Evaluate, and publish and activate where the gate says so.
 
-        Returns `accepted`, `rejected`, `floor`, `unusable`, `disk_error` or the gateway's refusal code.
+        Returns `waiting`, `accepted`, `rejected`, `floor`, `unusable`, `disk_error` or the gateway's refusal code.
         """
         recent = list(islice(reversed(list(replay.held_out)), self._settings.max_requests))
         if len(recent) < self._settings.min_holdout_requests:
-            return self._conclude("rejected", f"only {len(recent)} held-out requests so far")
+            return self._conclude(
+                "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} held-out requests needed for a judgement"
+            )
         incumbent = self._published(active_version)
         if incumbent is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")

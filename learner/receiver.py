@@ -20,7 +20,7 @@ import zmq
 from torch import Tensor
 
 from drafter.draft import DTYPES
-from wire.errors import WireError
+from wire.errors import FrameError, WireError
 from wire.frames import check_capture
 from wire.messages import CaptureStep, decode
 from wire.spec import CaptureSpec
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _POLL_MS = 100
 _MAX_MESSAGE_BYTES = 1 << 30
 _LOGGED_REFUSALS = 5
+_UNEXPECTED = "unexpected_error"
+_PAUSE_AFTER_UNEXPECTED_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class CaptureReceiver:
         self.spec = spec
         self.num_received_rows = 0
         self.refused: Counter[str] = Counter()
-        """Refused messages by error code."""
+        """Refused messages by error code; `unexpected_error` where no check foresaw it."""
         self.lag_s = 0.0
         self._queue: queue.Queue[Received] = queue.Queue(maxsize=max_queued_messages)
         self._closing = threading.Event()
@@ -82,18 +84,22 @@ class CaptureReceiver:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            if not self._socket.poll(_POLL_MS):
-                continue
-            frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
             try:
-                received = self._read(frames)
+                self._receive_one()
             except WireError as error:
-                self._refuse(error)
-                continue
-            self.num_received_rows += received.aux_TX.shape[0]
-            self.lag_s = max(received.received_at_s - received.step.captured_at_s, 0.0)
-            self._hand_over(received)
+                self._refuse(error.code, error)
+            except Exception as error:  # noqa: BLE001 -- outermost loop of a thread; no message may end learning
+                self._refuse(_UNEXPECTED, error)
+                self._closing.wait(_PAUSE_AFTER_UNEXPECTED_S)
         self._socket.close()
+
+    def _receive_one(self) -> None:
+        if not self._socket.poll(_POLL_MS):
+            return
+        received = self._read([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        self.num_received_rows += received.aux_TX.shape[0]
+        self.lag_s = max(received.received_at_s - received.step.captured_at_s, 0.0)
+        self._hand_over(received)
 
     def _read(self, frames: list[memoryview]) -> Received:
         message = decode(frames[0])
@@ -102,12 +108,14 @@ class CaptureReceiver:
         self.spec.require(message.spec, who=f"engine {message.engine_id}")
         buffers = check_capture(message, frames[1:])
         tensors = [_tensor(buffer, header.dtype, header.shape) for buffer, header in zip(buffers, message.tensors, strict=True)]
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            raise FrameError(f"{message.engine_id} step {message.step}: captured rows are not finite")
         return Received(message, tensors[0], tensors[1], time.time())
 
-    def _refuse(self, error: WireError) -> None:
-        self.refused[error.code] += 1
-        if self.refused[error.code] <= _LOGGED_REFUSALS:
-            log.warning("refused a capture message (%d so far): %s", self.num_refused, error)
+    def _refuse(self, code: str, error: Exception) -> None:
+        self.refused[code] += 1
+        if self.refused[code] <= _LOGGED_REFUSALS:
+            log.warning("refused a capture message (%d so far): %s: %s", self.num_refused, type(error).__name__, error)
 
     def _hand_over(self, received: Received) -> None:
         while not self._closing.is_set():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ class TokenWindow:
             self.num_tokens -= oldest.num_tokens
             fallen.append(oldest)
         return fallen
+
+    def remove(self, keys: Collection[str]) -> None:
+        for key in keys:
+            removed = self._requests.pop(key, None)
+            if removed is not None:
+                self.num_tokens -= removed.num_tokens
 
 
 class Reservoir:
@@ -80,6 +86,10 @@ class Reservoir:
             if place < len(group):
                 group[place] = request
         return gone + self._shrink(budget)
+
+    def remove(self, keys: Collection[str]) -> None:
+        for name, group in self._groups.items():
+            self._groups[name] = [request for request in group if request.key not in keys]
 
     def _shrink(self, budget: int) -> list[CapturedRequest]:
         """A new group lowers every group's share."""
@@ -160,6 +170,14 @@ class Replay:
             drawn.append(request)
             total += request.num_tokens
         return drawn
+
+    def drop(self, keys: Collection[str]) -> None:
+        """Forget requests that harmed training."""
+        self.recent.remove(keys)
+        self.reservoir.remove(keys)
+        self._order = [request for request in self._order if request.key not in keys]
+        for key in keys:
+            self._visits.pop(key, None)
 
     def visits(self) -> dict[str, int]:
         return dict(self._visits)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from drafter.artifact import load_draft
 from drafter.head import Head
@@ -16,7 +18,7 @@ from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
-from learner.checkpoint import Progress, load_checkpoint, save_checkpoint
+from learner.checkpoint import Progress, load_checkpoint, not_finite, save_checkpoint
 from learner.config import LearnerConfig
 from learner.evaluate import Evaluator
 from learner.history import History
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0
 _GATES_SKIPPED_AFTER_ROLL_BACK = 3
 _COUNTS = "counts_V"
+_CLEAN_STEPS_BEFORE_FASTER = 200
+_MIN_RATE_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,13 @@ class LearningSession:
         self._control_ids = control_token_ids(config.target_dir)
         self._known_active = version
         self._num_restores = 0
+        self._num_clean_steps = 0
+        """Since the last restore, or the last time the rate grew again."""
         self._state = "waiting"
         self._rate = Rate(window_s=10.0)
         self.history = History(self._directory)
         self.replay = Replay(settings.replay, self._spec.vocab_size, settings.train.seed)
-        self.archive = RequestArchive(self._directory / "requests", self._spec.target_revision)
+        self.archive = RequestArchive(self._directory / "requests", self._spec)
         self.assembler = Assembler(max_open_rows=settings.replay.max_open_rows, idle_timeout_s=settings.replay.idle_timeout_s)
         self.trainer = Trainer(load_draft(self._store, version, self._spec, target), target, settings.train)
         self.origin = f"draft {version}"
@@ -135,9 +141,15 @@ class LearningSession:
             result = self.trainer.step(batch)
         except Diverged as error:
             self._restore(str(error))
+            self._drop(batch, str(error))
             return True
         except ValueError:
             return True
+        except (IndexError, RuntimeError) as error:
+            self._num_restores += 1
+            self._drop(batch, f"{type(error).__name__}: {error}")
+            return True
+        self._recover_rate()
         self._rate.add(result.num_tokens)
         if time.monotonic() >= self._log_at_s:
             self._log_at_s = time.monotonic() + _LOG_EVERY_S
@@ -191,7 +203,12 @@ class LearningSession:
     def checkpoint(self) -> None:
         """Keep the present state in memory and on disk; a full disk is told, not raised."""
         self._checkpoint_at_s = time.monotonic() + self._settings.checkpoint_every_s
-        self._good_state = self.trainer.tensors()
+        state = self.trainer.tensors()
+        broken = not_finite(state)
+        if broken:
+            self._restore(f"{broken[0]} is not finite")
+        else:
+            self._good_state = state
         progress = Progress(
             spec=self._spec,
             num_steps=self.trainer.num_steps,
@@ -260,11 +277,13 @@ class LearningSession:
         if loaded is None:
             return
         tensors, progress = loaded
+        untouched = self.trainer.tensors()
         try:
-            counts_V = tensors.pop(_COUNTS)
+            counts_V = _fitting_counts(tensors.pop(_COUNTS), self._spec.vocab_size)
             self.trainer.load(tensors)
         except (KeyError, ValueError, RuntimeError) as error:
             log.warning("the checkpoint does not fit this draft, starting anew: %s", error)
+            self.trainer.load(untouched)
             return
         self.replay.counts_V.copy_(counts_V)
         self.replay.num_tokens_distinct = progress.num_tokens_distinct
@@ -277,12 +296,33 @@ class LearningSession:
 
     def _restore(self, reason: str) -> None:
         """Back to the last good state, at half the rate."""
-        scale = self.trainer.optimiser.rate_scale / 2
+        scale = max(self.trainer.optimiser.rate_scale / 2, _MIN_RATE_SCALE)
         self.trainer.load(self._good_state)
         self.trainer.optimiser.rate_scale = scale
         self._num_restores += 1
+        self._num_clean_steps = 0
         log.warning("training diverged (%s); restored the last checkpoint, rate scale is now %g", reason, scale)
         self.history.write("restore", reason=reason, rate_scale=scale)
+
+    def _drop(self, batch: Sequence[CapturedRequest], reason: str) -> None:
+        """Forget requests that made a step fail: drawn again they would make the next one fail too."""
+        keys = {request.key for request in batch}
+        self.replay.drop(keys)
+        self.trainer.forget(list(keys))
+        for key in keys:
+            self.archive.remove(key)
+        self._buffer = self._measure_buffer()
+        log.warning("dropped %d requests a step failed with: %s", len(keys), reason)
+        self.history.write("dropped", num_requests=len(keys), reason=reason)
+
+    def _recover_rate(self) -> None:
+        """Count a clean step; enough of them give back half of what a restore took."""
+        optimiser = self.trainer.optimiser
+        self._num_clean_steps += 1
+        if optimiser.rate_scale < 1.0 and self._num_clean_steps >= _CLEAN_STEPS_BEFORE_FASTER:
+            optimiser.rate_scale = min(optimiser.rate_scale * 2, 1.0)
+            self._num_clean_steps = 0
+            log.info("training is steady again, rate scale is now %g", optimiser.rate_scale)
 
     def _refresh_vocabulary(self) -> None:
         """Choose the map anew where the traffic asks for other tokens. The core does not depend on it."""
@@ -303,3 +343,9 @@ class LearningSession:
             loss=self.trainer.mean_loss or 0.0,
             seed=self._settings.train.seed,
         )
+
+
+def _fitting_counts(counts_V: Tensor, vocab_size: int) -> Tensor:
+    if tuple(counts_V.shape) != (vocab_size,) or bool((counts_V < 0).any()):
+        raise ValueError(f"{_COUNTS} of shape {tuple(counts_V.shape)} are no token counts of a vocabulary of {vocab_size}")
+    return counts_V

@@ -121,7 +121,10 @@ class Trainer:
         """Take over a state made by `tensors`; raises KeyError, RuntimeError or ValueError where it does not fit."""
         self.core.load_state_dict(_below("core.", tensors))
         average = _below("average.", tensors)
-        self._average = _copy({name: average[name] for name in self._average})
+        for name, value in self._average.items():
+            if average[name].shape != value.shape:
+                raise ValueError(f"average {name} has shape {tuple(average[name].shape)}, needed {tuple(value.shape)}")
+        self._average = {name: average[name].to(value.dtype, copy=True) for name, value in self._average.items()}
         self.optimiser.load(_below("optimiser.", tensors))
         self.mean_loss = None
 

@@ -130,7 +130,7 @@ def decode(payload: bytes | memoryview) -> Event:
     """Decode one message; raises WireError where it is garbage, SchemaMismatch where it is of another schema."""
     try:
         message = _decoder.decode(payload)
-    except (DecodeError, ValidationError, UnicodeDecodeError) as error:
+    except (DecodeError, ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"undecodable message of {len(payload)} bytes: {error}") from error
     if message.schema_version != SCHEMA_VERSION:
         raise SchemaMismatch(

@@ -89,3 +89,32 @@ def test_empty_step_with_only_finished_ids_is_valid(receiver, connect_engine, ma
     (received,) = take(receiver, 1)
     assert received.step.finished_ids == ["r"]
     assert received.aux_TX.shape == (0, 48)
+
+
+def test_rows_that_are_not_finite_are_refused(receiver, connect_engine, make_span, make_step, world):
+    engine = connect_engine(receiver.endpoint)
+    aux, hidden = world.rows([1])
+    step = make_step([make_span("r", 0, [1])])
+    engine.send(step, aux.clone().fill_(float("nan")), hidden)
+    engine.send(step, aux, hidden.clone().fill_(float("inf")))
+    engine.send(step, aux, hidden)
+    assert len(take(receiver, 1)) == 1
+    assert dict(receiver.refused) == {"bad_frame": 2}
+
+
+def test_an_error_no_check_foresaw_is_counted_and_the_thread_lives(
+    receiver, connect_engine, make_span, make_step, world, monkeypatch
+):
+    def fail(payload):
+        raise MemoryError("unforeseen")
+
+    engine = connect_engine(receiver.endpoint)
+    aux, hidden = world.rows([1])
+    step = make_step([make_span("r", 0, [1])])
+    with monkeypatch.context() as patched:
+        patched.setattr("learner.receiver.decode", fail)
+        engine.send(step, aux, hidden)
+        wait_for_refusals(receiver, 1)
+    engine.send(step, aux, hidden)
+    assert len(take(receiver, 1)) == 1
+    assert dict(receiver.refused) == {"unexpected_error": 1}

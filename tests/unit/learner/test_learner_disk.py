@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -59,11 +60,9 @@ def test_a_failed_write_keeps_the_old_checkpoint(tmp_path, spec, progress):
     assert loaded[0]["a"] == 0
 
 
-def test_archived_request_comes_back_whole(tmp_path, make_request):
-    from dataclasses import replace
-
+def test_archived_request_comes_back_whole(tmp_path, make_request, spec):
     request = replace(make_request(), outcomes={3: Outcome((1, 2), 1, 4)})
-    archive = RequestArchive(tmp_path, "rev")
+    archive = RequestArchive(tmp_path, spec)
     archive.write(request)
     (read,) = archive.read_all()
     assert (read.key, read.prompt_key, read.group, read.outcomes) == (
@@ -78,19 +77,19 @@ def test_archived_request_comes_back_whole(tmp_path, make_request):
     assert list(archive.read_all()) == []
 
 
-def test_damaged_and_foreign_files_are_removed(tmp_path, make_request):
-    archive = RequestArchive(tmp_path, "rev")
+def test_damaged_and_foreign_files_are_removed(tmp_path, make_request, spec):
+    archive = RequestArchive(tmp_path, spec)
     archive.write(make_request("a"))
-    RequestArchive(tmp_path, "other").write(make_request("b"))
+    RequestArchive(tmp_path, msgspec.structs.replace(spec, target_revision="other")).write(make_request("b"))
     (tmp_path / "broken.safetensors").write_bytes(b"x")
     (tmp_path / "left.tmp").write_bytes(b"x")
     assert [request.key for request in archive.read_all()] == ["a"]
     assert len(list(tmp_path.glob("*.*"))) == 1
 
 
-def test_an_unwritable_archive_is_counted_not_raised(tmp_path, make_request):
+def test_an_unwritable_archive_is_counted_not_raised(tmp_path, make_request, spec):
     (tmp_path / "file").write_text("")
-    archive = RequestArchive(tmp_path / "file", "rev")
+    archive = RequestArchive(tmp_path / "file", spec)
     archive.write(make_request())
     assert archive.num_write_errors == 1
 
@@ -107,3 +106,47 @@ def test_history_is_one_json_object_a_line(tmp_path):
 def test_an_unwritable_history_is_not_raised(tmp_path):
     (tmp_path / "file").write_text("")
     History(tmp_path / "file").write("step")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"aux_TX": torch.full((16, 48), float("nan"))},
+        {"hidden_TD": torch.zeros(16, 8)},
+        {"hidden_TD": torch.zeros(16, 16, dtype=torch.float16)},
+        {"next_tokens_T": torch.full((16,), 64)},
+        {"next_tokens_T": torch.zeros(9, dtype=torch.int64)},
+        {"positions_T": torch.zeros(16, dtype=torch.int64)},
+        {"positions_T": torch.arange(16) - 1},
+        {"positions_T": torch.arange(16.0)},
+        {"num_prompt_tokens": -4},
+    ],
+)
+def test_an_archived_request_training_could_not_use_is_removed(tmp_path, make_request, spec, changes):
+    request = make_request("bad")
+    archive = RequestArchive(tmp_path, spec)
+    archive.write(replace(request, rows=replace(request.rows, **changes)))
+    archive.write(make_request("good"))
+    assert [read.key for read in archive.read_all()] == ["good"]
+    assert len(list(tmp_path.glob("*.*"))) == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome((64,), 0, 0), Outcome((1,), 2, 0), Outcome((1,), -1, 0)])
+def test_an_archived_outcome_that_is_impossible_is_removed(tmp_path, make_request, spec, outcome):
+    archive = RequestArchive(tmp_path, spec)
+    archive.write(replace(make_request(), outcomes={3: outcome}))
+    assert list(archive.read_all()) == []
+
+
+def test_directories_named_like_files_are_passed_over(tmp_path, make_request, spec):
+    archive = RequestArchive(tmp_path, spec)
+    archive.write(make_request("a"))
+    (tmp_path / "d.safetensors").mkdir()
+    (tmp_path / "d.tmp").mkdir()
+    (tmp_path / "dangling.safetensors").symlink_to(tmp_path / "absent")
+    assert [request.key for request in archive.read_all()] == ["a"]
+
+
+def test_a_checkpoint_that_is_not_finite_starts_anew(tmp_path, spec, progress):
+    save_checkpoint(tmp_path / "c.safetensors", {"a": torch.tensor([1.0, float("nan")])}, progress)
+    assert load_checkpoint(tmp_path / "c.safetensors", spec) is None

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.config import LearnerConfig
 from learner.main import run, run_from_command_line
 from learner.session import LearningSession
@@ -98,6 +99,7 @@ def test_divergence_restores_the_checkpoint_and_halves_the_rate(config, make_req
     assert session.train()
     assert session.report().num_restores == 1
     assert session.trainer.optimiser.rate_scale == 0.5
+    assert session.replay.num_requests == 0
     assert all(bool(value.isfinite().all()) for value in session.trainer.core.state_dict().values())
     session.close()
 
@@ -185,3 +187,70 @@ def test_store_of_the_session_is_the_one_on_disk(config, state_dir):
     session = LearningSession(config(), 0)
     assert DraftStore(state_dir).active() == session.active_version
     session.close()
+
+
+def test_a_halved_rate_recovers_after_clean_steps(config, make_request, monkeypatch):
+    monkeypatch.setattr("learner.session._CLEAN_STEPS_BEFORE_FASTER", 2)
+    session = LearningSession(config(), 0)
+    session._remember(make_request("k", prompt_key="q1"), on_disk=False)
+    session.trainer.optimiser.rate_scale = 0.25
+    scales = []
+    for _ in range(6):
+        session.train()
+        scales.append(session.trainer.optimiser.rate_scale)
+    assert scales == [0.25, 0.5, 0.5, 1.0, 1.0, 1.0]
+    session.close()
+
+
+@pytest.mark.parametrize("error", [IndexError("index out of range"), RuntimeError("shapes do not fit")])
+def test_a_batch_that_cannot_be_computed_is_dropped(config, make_request, monkeypatch, error):
+    def fail(batch):
+        raise error
+
+    session = LearningSession(config(), 0)
+    session._remember(make_request("k", prompt_key="q1"), on_disk=True)
+    monkeypatch.setattr(session.trainer, "step", fail)
+    assert session.train()
+    assert not session.train()
+    assert session.report().num_restores == 1
+    assert list(session.archive.read_all()) == []
+    session.close()
+
+
+def test_weights_that_are_not_finite_are_never_written(config, state_dir):
+    session = LearningSession(config(), 0)
+    with torch.no_grad():
+        session.trainer.core.fc.weight.fill_(float("nan"))
+    session.close()
+    assert session.report().num_restores == 1
+    second = LearningSession(config(), 0)
+    assert second.origin.startswith("its checkpoint")
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("counts_V", torch.zeros(63)),
+        ("optimiser.rate_scale", torch.zeros(2)),
+        ("optimiser.rate_scale", torch.tensor(0.0)),
+        ("average.fc.weight", torch.zeros(2)),
+        ("core.fc.weight", torch.full((1,), float("nan"))),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_starts_anew_from_the_draft(config, make_request, state_dir, name, value):
+    first = LearningSession(config(), 0)
+    untouched = first.trainer.core.fc.weight.detach().clone()
+    first._remember(make_request("k", prompt_key="q1"), on_disk=True)
+    first.train()
+    first.close()
+    path = state_dir / "learner" / "checkpoint.safetensors"
+    tensors, progress = load_checkpoint(path, first._spec)
+    assert name in tensors
+    save_checkpoint(path, tensors | {name: value}, progress)
+    second = LearningSession(config(), 0)
+    assert second.origin == "draft 0"
+    assert second.trainer.num_steps == second.trainer.optimiser.num_steps == 0
+    assert torch.equal(second.trainer.core.fc.weight, untouched)
+    second.close()
+    assert load_checkpoint(path, first._spec) is not None

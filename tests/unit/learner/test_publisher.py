@@ -99,7 +99,7 @@ def test_a_full_disk_is_survived(publisher, trained, replay, gateway, monkeypatc
 
 
 def test_too_little_evidence_publishes_nothing(publisher, trained, gateway):
-    assert publisher().consider(trained, TRAINING, Replay(ReplaySettings(), 64, seed=0), 0) == "rejected"
+    assert publisher().consider(trained, TRAINING, Replay(ReplaySettings(), 64, seed=0), 0) == "waiting"
     assert gateway.store.versions() == [0]
 
 

@@ -88,3 +88,14 @@ def test_same_seed_draws_the_same(make_request):
         return [request.key for _ in range(5) for request in replay.draw(20)]
 
     assert draw() == draw()
+
+
+def test_dropped_requests_are_gone_from_everywhere(make_request):
+    replay = Replay(settings(), 64, seed=0)
+    for n, key in zip(range(12), prompts(False), strict=False):
+        replay.add(make_request(f"k{n}", prompt_key=key))
+    kept = [request.key for request in replay.trainable()]
+    replay.drop({kept[0], kept[-1], "never seen"})
+    assert [request.key for request in replay.trainable()] == kept[1:-1]
+    assert replay.num_tokens == sum(request.num_tokens for request in replay.trainable())
+    assert not {kept[0], kept[-1]} & {request.key for _ in range(10) for request in replay.draw(30)}

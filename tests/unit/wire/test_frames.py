@@ -89,3 +89,27 @@ def test_impossible_counts_are_refused(num_proposed: int, num_accepted: int) -> 
 def test_a_dtype_that_may_not_travel_is_refused() -> None:
     with pytest.raises(FrameError, match="int64"):
         frame_for((1,), "int64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": [0, 1, 2, 32]}, "vocabulary"),
+        ({"token_ids": [0, 1, 2, -1]}, "vocabulary"),
+        ({"emitted_ids": [1, 32]}, "vocabulary"),
+        ({"emitted_ids": [1, 2, 3]}, "emitted"),
+        ({"emitted_ids": []}, "emitted"),
+        ({"first_position": -1}, "out of range"),
+        ({"first_position": 1 << 40}, "out of range"),
+        ({"temperature": float("nan")}, "temperature"),
+    ],
+)
+def test_spans_the_learner_could_not_index_with_are_refused(changes: dict[str, Any], message: str) -> None:
+    span = msgspec.structs.replace(capture().spans[0], **changes)
+    with pytest.raises(FrameError, match=message):
+        check_capture(capture(spans=[span]), FRAMES)
+
+
+def test_a_capture_time_that_is_no_number_is_refused() -> None:
+    with pytest.raises(FrameError, match="no time"):
+        check_capture(capture(captured_at_s=float("nan")), FRAMES)

@@ -137,3 +137,8 @@ def test_another_schema_is_refused_by_name() -> None:
 def test_a_new_field_of_a_newer_release_is_ignored() -> None:
     content = msgspec.msgpack.decode(encode(stats())) | {"added_later": 1}
     assert decode(msgspec.msgpack.encode(content)) == stats()
+
+
+def test_endless_nesting_is_refused() -> None:
+    with pytest.raises(WireError):
+        decode(b"\x82\xa4type\xacengine_stats\xa1x" + b"\x91" * 100_000)
