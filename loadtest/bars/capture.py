@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from pathlib import Path
 
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
@@ -55,6 +56,7 @@ async def capture_off(bench: Bench) -> dict[str, Measured]:
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         settings = [f"state.dir={directory}", "capture.rate=0.0"]
         make_draft(bench.up_arguments, settings)
+        (Path(directory) / "run").mkdir()  # `up` makes it; engines bind their event sockets there
         async with (
             lone_engine(bench.up_arguments, settings) as our_url,
             lone_engine(bench.up_arguments, settings, without=OUR_PARTS) as stock_url,
