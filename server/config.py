@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,14 +23,31 @@ class CaptureSettings(Config):
     """ZMQ high-water mark, messages."""
 
 
+PoolKind = Literal["combined", "prefill", "decode"]
+"""`combined` prefills and decodes by itself; `prefill` computes KV that a `decode` engine pulls. A decode engine can prefill too."""
+
+
 class EngineEndpoint(Config):
     """How the gateway reaches one engine."""
 
     id: str
+    kind: PoolKind = "combined"
     url: str
     """Base URL of the private HTTP port."""
     events_endpoint: str
     """ZMQ address the engine's PUB socket is bound to."""
+    kv_replay_endpoint: str = ""
+    """ZMQ address at which the engine repeats KV events that were missed; empty: it publishes none."""
+
+
+class RoutingSettings(Config):
+    """`[routing]`: which engine a request goes to."""
+
+    policy: Literal["kv_aware", "session", "power_of_two", "round_robin"] = "kv_aware"
+    max_index_blocks: int = Field(1 << 20, ge=1)
+    """KV blocks remembered over all engines; the oldest are forgotten first."""
+    max_moves: int = Field(2, ge=0)
+    """Times one request may lose its engine and go on elsewhere. Bounded, because a request can be what kills engines."""
 
 
 class CanarySettings(Config):
@@ -89,7 +107,12 @@ class GatewayConfig(Config):
     gateway: GatewaySettings
     admission: AdmissionSettings
     canary: CanarySettings
+    routing: RoutingSettings = RoutingSettings()
     engines: tuple[EngineEndpoint, ...] = Field(min_length=1)
+    kv_events_endpoint: str = ""
+    """ZMQ address the gateway binds for the engines' KV events; empty: they publish none."""
+    target_dir: Path | None = None
+    """Where the target's tokenizer and chat template are; None or not on disk: prompts are not tokenized here."""
     state_dir: Path
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
+from server.config import PoolKind
 from server.engines import EngineClient
 from wire.control import EngineStatus, EngineView
 from wire.spec import CaptureSpec
@@ -17,9 +18,12 @@ from wire.spec import CaptureSpec
 class Engine:
     """One engine replica."""
 
-    def __init__(self, client: EngineClient, events_endpoint: str) -> None:
+    def __init__(self, client: EngineClient, events_endpoint: str, kind: PoolKind = "combined") -> None:
         self.client = client
         self.events_endpoint = events_endpoint
+        self.kind = kind
+        self.is_draining = False
+        """It ends what it has and gets nothing new."""
         self.ready = False
         """It answers, its parts are verified, and requests may go to it."""
         self.reason = "not probed yet"
@@ -35,6 +39,14 @@ class Engine:
     @property
     def id(self) -> str:
         return self.client.id
+
+    @property
+    def can_decode(self) -> bool:
+        return self.kind != "prefill"
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.ready and not self.is_draining
 
     @property
     def epoch(self) -> str:
@@ -89,6 +101,8 @@ class Engine:
             num_speculative_tokens=status.num_speculative_tokens if status else 0,
             depth=status.depth if status else 0,
             num_in_flight=self.num_in_flight,
+            kind=self.kind,
+            is_draining=self.is_draining,
         )
 
 
@@ -103,7 +117,7 @@ class Fleet:
 
     def choose(self, exclude: Collection[Engine] = ()) -> Engine | None:
         """Where the next request goes: the ready engine with the fewest requests in flight."""
-        candidates = [engine for engine in self.engines if engine.ready and engine not in exclude]
+        candidates = [engine for engine in self.engines if engine.takes_requests and engine.can_decode and engine not in exclude]
         return min(candidates, key=lambda engine: engine.num_in_flight, default=None)
 
     def spec(self) -> CaptureSpec | None:
@@ -111,10 +125,11 @@ class Fleet:
         return next((engine.status.spec for engine in self.engines if engine.ready and engine.status), None)
 
     def why_not_ready(self) -> str:
-        """Empty when at least one engine is ready."""
-        if self.ready():
+        """Empty when at least one engine can answer requests."""
+        if any(engine.takes_requests and engine.can_decode for engine in self.engines):
             return ""
-        return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.reason}" for engine in self.engines)
+        reasons = (f"{engine.id}: {'draining' if engine.is_draining else engine.reason}" for engine in self.engines)
+        return "no engine is ready: " + "; ".join(reasons)
 
 
 def common_parts(status: EngineStatus) -> list[str]:

@@ -51,7 +51,7 @@ class Gateway:
         self.metrics = Metrics()
         self.session = new_session(engine_token, idle_timeout_s=settings.engine_idle_timeout_s)
         self.context = zmq.asyncio.Context()
-        self.fleet = Fleet([Engine(EngineClient(end, self.session), end.events_endpoint) for end in config.engines])
+        self.fleet = Fleet([Engine(EngineClient(end, self.session), end.events_endpoint, end.kind) for end in config.engines])
         self.ledger = AcceptanceLedger(
             max_label_values=settings.max_label_values, window_steps=WINDOW_PER_VERDICT * config.canary.min_verify_steps
         )

@@ -23,6 +23,18 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     capture_rate: float
 
 
+class KvLayout(Struct, frozen=True, kw_only=True):
+    """What one engine's KV cache is made of; engines whose layouts differ cannot hand blocks to one another."""
+
+    block_size_tokens: int
+    bytes_per_token: int
+    """Over all layers, the draft's included."""
+    num_blocks: int
+    max_model_len: int
+    transfer: str
+    """`none`, `kv_producer`, `kv_consumer` or `kv_both`."""
+
+
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """engine -> gateway: GET /paceline/status."""
 
@@ -34,6 +46,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int
     depth: int
     """K in force now; 0 is speculation off."""
+    kv: KvLayout
     workers: list[WorkerStatus]
 
 
@@ -141,6 +154,9 @@ class EngineView(Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int
     depth: int
     num_in_flight: int
+    kind: str = "combined"
+    """Its pool: `combined`, `prefill` or `decode`."""
+    is_draining: bool = False
 
 
 class CanaryView(Struct, frozen=True, kw_only=True):
