@@ -10,8 +10,17 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from learner.config import LearnerSettings
-from server.config import AdmissionSettings, CanarySettings, CaptureSettings, GatewaySettings
+from server.config import (
+    AdmissionSettings,
+    CanarySettings,
+    CaptureSettings,
+    GatewaySettings,
+    PoolKind,
+    RoutingSettings,
+)
 from wire.config import Config, load_tables
+
+LOOPBACK = "127.0.0.1"
 
 
 def paceline_home() -> Path:
@@ -45,11 +54,15 @@ class PoolSettings(Config):
     """`[[pool]]`: one engine replica."""
 
     id: str = Field("engine-0", pattern=r"^[a-z0-9][a-z0-9-]*$")
-    kind: Literal["combined"] = "combined"
+    kind: PoolKind = "combined"
     cores: tuple[int, ...] | None = None
     """CPU cores its compute threads are bound to; shared out by the plan where absent."""
+    gpus: tuple[int, ...] | None = Field(None, min_length=1)
+    """GPUs it may use, as the driver numbers them; all where absent. Several share the model (tensor parallel)."""
     port: int = Field(8100, ge=0, le=65535)
-    """Private HTTP port, loopback only."""
+    """Private HTTP port, loopback only; 0 takes a free one."""
+    side_channel_port: int = Field(0, ge=0, le=65535)
+    """Where another engine asks how to pull its KV (NIXL's handshake), loopback only; 0 takes a free one."""
 
 
 class LaunchSettings(Config):
@@ -62,6 +75,8 @@ class LaunchSettings(Config):
     """Between SIGTERM and SIGKILL at shutdown."""
     max_backoff_s: float = Field(30.0, gt=0.0)
     """Longest wait before a process that keeps dying is started again."""
+    kv_events_port: int = Field(0, ge=0, le=65535)
+    """Where the gateway hears which engine holds which KV, loopback only; 0 takes a free one."""
 
 
 class StateSettings(Config):
@@ -86,6 +101,7 @@ class SystemConfig(Config):
     capture: CaptureSettings = CaptureSettings()
     gateway: GatewaySettings = GatewaySettings()
     admission: AdmissionSettings = AdmissionSettings()
+    routing: RoutingSettings = RoutingSettings()
     canary: CanarySettings = CanarySettings()
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()
@@ -98,13 +114,48 @@ class SystemConfig(Config):
         ids = [pool.id for pool in self.pool]
         if len(set(ids)) != len(ids):
             raise ValueError(f"pool ids must differ, got {ids}; give each [[pool]] its own id")
-        ports = [pool.port for pool in self.pool if pool.port]
-        ports += [port for port in (self.gateway.port, self.gateway.admin_port) if port]
+        ports = [port for _, port in self.listeners().values() if port]
         if len(set(ports)) != len(ports):
+            raise ValueError(f"ports must differ, got {sorted(ports)}; set these apart: {', '.join(self.listeners())}")
+        return self
+
+    @model_validator(mode="after")
+    def _prefilled_kv_has_a_reader(self) -> Self:
+        kinds = [pool.kind for pool in self.pool]
+        if "prefill" in kinds and "decode" not in kinds:
             raise ValueError(
-                f"ports must differ, got {sorted(ports)}; set pool.port, gateway.port and gateway.admin_port apart"
+                f"prefill pools need a decode pool that pulls their KV, got {kinds}; add a [[pool]] with kind = 'decode', "
+                "or make them combined"
             )
         return self
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        """Whether engines tell the gateway what their KV caches hold: with one engine there is nothing to choose."""
+        return len(self.pool) > 1
+
+    def transfers_kv(self, pool: PoolSettings) -> bool:
+        """Whether the engine hands KV over or pulls it. Without a prefill pool a decode pool is a combined one."""
+        return pool.kind != "combined" and any(other.kind == "prefill" for other in self.pool)
+
+    @property
+    def kv_events_endpoint(self) -> str:
+        """ZMQ address the gateway binds for KV events; empty where engines publish none."""
+        return f"tcp://{LOOPBACK}:{self.launch.kv_events_port}" if self.publishes_kv_events else ""
+
+    def listeners(self) -> dict[str, tuple[str, int]]:
+        """(host, port) of every numbered port this system listens on, by the setting that chooses it."""
+        gateway = self.gateway
+        found = {f"pool {pool.id}": (LOOPBACK, pool.port) for pool in self.pool}
+        found |= {
+            f"pool {pool.id} side_channel_port": (LOOPBACK, pool.side_channel_port)
+            for pool in self.pool
+            if self.transfers_kv(pool)
+        }
+        found |= {"gateway.port": (gateway.host, gateway.port), "gateway.admin_port": (gateway.admin_host, gateway.admin_port)}
+        if self.publishes_kv_events:
+            found["launch.kv_events_port"] = (LOOPBACK, self.launch.kv_events_port)
+        return found
 
     @classmethod
     def load(cls, paths: Sequence[Path], overrides: Sequence[str] = ()) -> Self:

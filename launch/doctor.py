@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from wire.store import DraftStore
 
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
+NIXL_PACKAGES = "nixl==1.5.1 nixl-cu12==1.5.1"
 
 _MIN_PYTHON = (3, 11)
 _GIB = 1 << 30
@@ -106,6 +108,19 @@ def check_preload(_config: SystemConfig) -> Iterator[Check]:
         yield Check("openmp", "ok", str(library))
 
 
+def check_transfer(config: SystemConfig) -> Iterator[Check]:
+    """NIXL carries KV from prefill to decode engines. It is imported in a process of its own: it loads transports."""
+    if not any(map(config.transfers_kv, config.pool)):
+        return
+    done = subprocess.run([sys.executable, "-c", "import nixl._api"], capture_output=True, text=True)
+    if done.returncode == 0:
+        yield Check("nixl", "ok", host.distribution_version("nixl") or "present")
+    else:
+        reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        advice = f"prefill and decode pools need it: run `make setup`, or pip install --no-deps {NIXL_PACKAGES}"
+        yield Check("nixl", "fail", f"does not import: {reason}", advice)
+
+
 def check_compiler(config: SystemConfig) -> Iterator[Check]:
     if host.installed_vllm() != host.CPU_DISTRIBUTION or config.engine.get("enforce_eager"):
         return
@@ -156,8 +171,8 @@ def check_ports(config: SystemConfig) -> Iterator[Check]:
     except LaunchError as error:
         yield Check("ports", "fail", "not all free", str(error))
     else:
-        ports = [pool.port for pool in config.pool] + [config.gateway.port, config.gateway.admin_port]
-        yield Check("ports", "ok", f"{', '.join(map(str, ports))} are free")
+        ports = [str(port) for _, port in config.listeners().values() if port]
+        yield Check("ports", "ok", f"{', '.join(ports)} are free" if ports else "free ones are taken")
 
 
 def check_model(config: SystemConfig) -> Iterator[Check]:
@@ -214,6 +229,7 @@ CHECKS: tuple[Callable[[SystemConfig], Iterator[Check]], ...] = (
     check_python,
     check_versions,
     check_preload,
+    check_transfer,
     check_compiler,
     check_plugins,
     check_cores,

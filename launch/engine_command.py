@@ -7,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.config import SystemConfig
+from launch.config import LOOPBACK, PoolSettings, SystemConfig
 from launch.host import HostFacts
 from launch.rundir import ENGINE_TOKEN_VARIABLE, Tokens
-from server.config import EnginePartsConfig
+from server.config import KV_LEASE_S, EngineEndpoint, EnginePartsConfig
 from wire.errors import ConfigError
 
 ENGINE_MODULE = "server.engine.serve"
 PLUGINS = "paceline,paceline_control"
 CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
 GPU_WORKER = "server.engine.worker_gpu.PacelineGpuWorker"
+
+_KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+_REPLAYED_STEPS = 50_000
+"""Steps whose KV events an engine can repeat, about 300 bytes each: a gateway that starts anew learns what is cached."""
 
 _CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 _DEFAULTS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "enable_prefix_caching": True}
@@ -29,22 +33,27 @@ _OWNED = {
     "weight_transfer_config": "nothing: it is Paceline's back end",
     "speculative_config": "draft.num_speculative_tokens",
     "served_model_name": "target.path",
+    "kv_transfer_config": "pool.kind",
+    "kv_events_config": "nothing: engines tell the gateway what they cache where there are several",
 }
 """Options that other tables or the launcher decide, and which setting to use instead."""
 
 
-def engine_argv(config: SystemConfig, host: HostFacts, *, port: int, target_dir: Path, draft_link: Path) -> list[str]:
+def engine_argv(
+    config: SystemConfig, host: HostFacts, *, pool: PoolSettings, endpoint: EngineEndpoint, target_dir: Path, draft_link: Path
+) -> list[str]:
     """argv of one engine; raises ConfigError where `[engine]` sets an option that is not its to set."""
     for key in config.engine:
         if key in _OWNED:
             raise ConfigError(f"engine.{key} cannot be set; use {_OWNED[key]}")
-    options = _DEFAULTS | ({} if host.is_cuda else _CPU_DEFAULTS) | config.engine
+    ranks = {"tensor_parallel_size": len(pool.gpus)} if pool.gpus else {}
+    options = _DEFAULTS | ranks | ({} if host.is_cuda else _CPU_DEFAULTS) | config.engine
     schedule = depth_schedule(
         config.draft.num_speculative_tokens, max_num_seqs=int(options["max_num_seqs"]), every_depth=host.is_cuda
     )
     owned: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": port,
+        "host": LOOPBACK,
+        "port": pool.port,
         "served_model_name": target_dir.name,
         "dtype": config.target.dtype,
         "worker_cls": GPU_WORKER if host.is_cuda else CPU_WORKER,
@@ -55,7 +64,12 @@ def engine_argv(config: SystemConfig, host: HostFacts, *, port: int, target_dir:
             "num_speculative_tokens": config.draft.num_speculative_tokens,
             "num_speculative_tokens_per_batch_size": schedule,
         },
+        "enable_prompt_tokens_details": True,
     }
+    if config.publishes_kv_events:
+        owned["kv_events_config"] = kv_events_config(config, endpoint)
+    if config.transfers_kv(pool):
+        owned["kv_transfer_config"] = kv_transfer_config(pool, host)
     return [host.python, "-m", ENGINE_MODULE, str(target_dir), *as_flags(owned | options)]
 
 
@@ -70,6 +84,29 @@ def depth_schedule(depth: int, *, max_num_seqs: int, every_depth: bool) -> list[
     shrinking = range(depth - 1, -1, -1)[: max_num_seqs - 1]
     first_end = max_num_seqs - len(shrinking)
     return [[1, first_end, depth], *([first_end + 1 + i, first_end + 1 + i, k] for i, k in enumerate(shrinking))]
+
+
+def kv_events_config(config: SystemConfig, endpoint: EngineEndpoint) -> dict[str, Any]:
+    """The engine's publisher connects to the gateway, which so finds every engine at one address; only replay is bound."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": config.kv_events_endpoint,
+        "topic": f"kv@{endpoint.id}",
+        "replay_endpoint": endpoint.kv_replay_endpoint,
+        "buffer_steps": _REPLAYED_STEPS,
+    }
+
+
+def kv_transfer_config(pool: PoolSettings, host: HostFacts) -> dict[str, Any]:
+    """NIXL, decode pulls from prefill. What cannot be pulled is computed anew: losing a prefill engine costs time, not an answer."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": _KV_ROLES[pool.kind],
+        "kv_buffer_device": "cuda" if host.is_cuda else "cpu",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": KV_LEASE_S},
+    }
 
 
 def as_flags(options: Mapping[str, Any]) -> list[str]:
@@ -88,8 +125,10 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def engine_env(parts: EnginePartsConfig, host: HostFacts, tokens: Tokens, *, cores: Sequence[int]) -> dict[str, str]:
-    """Environment of one engine on top of the caller's."""
+def engine_env(
+    config: SystemConfig, parts: EnginePartsConfig, host: HostFacts, tokens: Tokens, *, pool: PoolSettings, cores: Sequence[int]
+) -> dict[str, str]:
+    """Environment of one engine on top of the caller's; raises ConfigError where it names GPUs on a CPU build."""
     env = {
         "PACELINE_ENGINE_CONFIG": parts.model_dump_json(),
         ENGINE_TOKEN_VARIABLE: tokens.engine,
@@ -101,9 +140,22 @@ def engine_env(parts: EnginePartsConfig, host: HostFacts, tokens: Tokens, *, cor
     }
     if parts.target_dir.is_absolute():
         env["HF_HUB_OFFLINE"] = "1"
-    if not host.is_cuda:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
-        env["OMP_NUM_THREADS"] = str(len(cores))
-        if host.openmp_preload is not None:
-            env["LD_PRELOAD"] = str(host.openmp_preload)
+    if config.transfers_kv(pool):
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = LOOPBACK
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(pool.side_channel_port)
+    return env | (_cuda_env(pool) if host.is_cuda else _cpu_env(config, host, pool=pool, cores=cores))
+
+
+def _cuda_env(pool: PoolSettings) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, pool.gpus))} if pool.gpus else {}
+
+
+def _cpu_env(config: SystemConfig, host: HostFacts, *, pool: PoolSettings, cores: Sequence[int]) -> dict[str, str]:
+    if pool.gpus:
+        raise ConfigError(f"pool {pool.id} asks for gpus {list(pool.gpus)}, but the CPU build of vLLM is installed; use cores")
+    env = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "OMP_NUM_THREADS": str(len(cores))}
+    if host.openmp_preload is not None:
+        env["LD_PRELOAD"] = str(host.openmp_preload)
+    if config.transfers_kv(pool):
+        env["UCX_TLS"] = "tcp,sm,self"
     return env

@@ -98,11 +98,19 @@ def busy_ports(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def with_ports(config: SystemConfig) -> SystemConfig:
-    """`config` with every port 0 replaced by a free one, so that all processes are told the same numbers."""
-    wanted = [pool.port for pool in config.pool] + [config.gateway.port, config.gateway.admin_port]
-    fresh = iter(free_ports(wanted.count(0)))
-    pools = tuple(pool.model_copy(update={"port": pool.port or next(fresh)}) for pool in config.pool)
-    gateway = config.gateway
-    gateway = gateway.model_copy(update={"port": gateway.port or next(fresh)})
-    gateway = gateway.model_copy(update={"admin_port": gateway.admin_port or next(fresh)})
-    return config.model_copy(update={"pool": pools, "gateway": gateway})
+    """`config` with every port 0 that is used replaced by a free one, so that all processes are told the same numbers."""
+    fresh = iter(free_ports(sum(port == 0 for _, port in config.listeners().values())))
+
+    def taken(port: int) -> int:
+        return port or next(fresh)
+
+    pools = [pool.model_copy(update={"port": taken(pool.port)}) for pool in config.pool]
+    pools = [
+        pool.model_copy(update={"side_channel_port": taken(pool.side_channel_port)}) if config.transfers_kv(pool) else pool
+        for pool in pools
+    ]
+    gateway, launch = config.gateway, config.launch
+    gateway = gateway.model_copy(update={"port": taken(gateway.port), "admin_port": taken(gateway.admin_port)})
+    if config.publishes_kv_events:
+        launch = launch.model_copy(update={"kv_events_port": taken(launch.kv_events_port)})
+    return config.model_copy(update={"pool": tuple(pools), "gateway": gateway, "launch": launch})

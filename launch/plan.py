@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.config import PoolSettings, SystemConfig
+from launch.config import LOOPBACK, PoolSettings, SystemConfig
 from launch.cores import CoreShares, share_cores
 from launch.engine_command import engine_argv, engine_env
 from launch.host import HostFacts
@@ -84,7 +84,13 @@ def make_plan(config: SystemConfig, host: HostFacts, tokens: Tokens, *, target_d
     sockets = socket_dir(run_dir.run, host.temp_dir)
     shares = share_cores(config, host.cores)
     endpoints = tuple(
-        EngineEndpoint(id=pool.id, url=f"http://127.0.0.1:{pool.port}", events_endpoint=f"ipc://{sockets}/{pool.id}.sock")
+        EngineEndpoint(
+            id=pool.id,
+            kind=pool.kind,
+            url=f"http://{LOOPBACK}:{pool.port}",
+            events_endpoint=f"ipc://{sockets}/{pool.id}.sock",
+            kv_replay_endpoint=f"ipc://{sockets}/{pool.id}-kv.sock" if config.publishes_kv_events else "",
+        )
         for pool in config.pool
     )
     capture_endpoint = f"ipc://{sockets}/capture.sock"
@@ -92,7 +98,14 @@ def make_plan(config: SystemConfig, host: HostFacts, tokens: Tokens, *, target_d
     admin_url = f"http://{reachable(gateway.admin_host)}:{gateway.admin_port}"
 
     gateway_config = GatewayConfig(
-        gateway=gateway, admission=config.admission, canary=config.canary, engines=endpoints, state_dir=run_dir.state
+        gateway=gateway,
+        admission=config.admission,
+        canary=config.canary,
+        routing=config.routing,
+        engines=endpoints,
+        kv_events_endpoint=config.kv_events_endpoint,
+        target_dir=target_dir,
+        state_dir=run_dir.state,
     )
     learner_config = LearnerConfig(
         learner=config.learner,
@@ -152,12 +165,14 @@ def _engine(
         events_endpoint=endpoint.events_endpoint,
     )
     cores = () if host.is_cuda else shares.pools[pool.id]
-    argv = engine_argv(config, host, port=pool.port, target_dir=target_dir, draft_link=DraftStore(state).active_link)
+    argv = engine_argv(
+        config, host, pool=pool, endpoint=endpoint, target_dir=target_dir, draft_link=DraftStore(state).active_link
+    )
     return ProcessSpec(
         name=pool.id,
         role="engine",
         argv=tuple(argv),
-        env=engine_env(parts, host, tokens, cores=cores),
+        env=engine_env(config, parts, host, tokens, pool=pool, cores=cores),
         cores=cores,
         log_file=RunDir(state).log_file(pool.id),
         readiness=Readiness(

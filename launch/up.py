@@ -106,9 +106,7 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
 
 def refuse_busy_ports(config: SystemConfig) -> None:
     """Raise LaunchError where another process listens on a port of ours, before minutes are spent on an engine."""
-    gateway = config.gateway
-    wanted = {f"pool {pool.id}": ("127.0.0.1", pool.port) for pool in config.pool}
-    wanted |= {"gateway.port": (gateway.host, gateway.port), "gateway.admin_port": (gateway.admin_host, gateway.admin_port)}
+    wanted = config.listeners()
     busy = host.busy_ports(list(wanted.values()))
     names = [f"{name} {address[0]}:{address[1]}" for name, address in wanted.items() if address in busy]
     if names:

@@ -26,6 +26,9 @@ class CaptureSettings(Config):
 PoolKind = Literal["combined", "prefill", "decode"]
 """`combined` prefills and decodes by itself; `prefill` computes KV that a `decode` engine pulls. A decode engine can prefill too."""
 
+KV_LEASE_S = 20
+"""How long a prefill engine keeps KV for a pull; a decode engine that waits for its turn renews it."""
+
 
 class EngineEndpoint(Config):
     """How the gateway reaches one engine."""

