@@ -55,26 +55,13 @@ def geometry_for_target(target_config: Mapping[str, Any], spec: CaptureSpec) -> 
     missing = [key for key in _REQUIRED if target_config.get(key) is None]
     if missing:
         raise ConfigError(f"the target's config.json lacks {', '.join(missing)}: it is not a Llama-like decoder")
-    hidden_size, num_heads = int(target_config["hidden_size"]), int(target_config["num_attention_heads"])
+    hidden_size = int(target_config["hidden_size"])
     if hidden_size != spec.hidden_size or int(target_config["vocab_size"]) != spec.vocab_size:
         raise ConfigError(
             f"the target has hidden size {hidden_size} and vocabulary {target_config['vocab_size']}, the capture spec says "
             f"{spec.hidden_size} and {spec.vocab_size}; resolve the spec anew"
         )
-    return DraftGeometry(
-        hidden_size=hidden_size,
-        intermediate_size=int(target_config["intermediate_size"]),
-        num_heads=num_heads,
-        num_kv_heads=int(target_config.get("num_key_value_heads") or num_heads),
-        head_dim=int(target_config.get("head_dim") or hidden_size // num_heads),
-        rms_norm_eps=float(target_config["rms_norm_eps"]),
-        vocab_size=spec.vocab_size,
-        draft_vocab_size=spec.draft_vocab_size,
-        aux_layer_ids=tuple(spec.aux_layer_ids),
-        max_positions=int(target_config.get("max_position_embeddings", 2048)),
-        dtype=spec.dtype,
-        rope={key: target_config[key] for key in _ROPE_KEYS if target_config.get(key) is not None},
-    )
+    return _geometry(target_config, spec)
 
 
 def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str) -> DraftGeometry:
@@ -86,7 +73,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         raise ArtifactError(f"{who} has {config['num_hidden_layers']} layers; only one-layer drafts are supported")
     eagle = config.get("eagle_config") or {}
     aux = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or spec.aux_layer_ids
-    hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    hidden_size = int(config["hidden_size"])
     found = {
         "hidden_size": hidden_size,
         "target_hidden_size": int(config.get("target_hidden_size") or hidden_size),
@@ -106,12 +93,26 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         raise ArtifactError(
             f"{who} does not fit: {'; '.join(wrong)}. Set draft.vocab_size and draft.aux_layer_ids to the draft's, or use another draft"
         )
+    return _geometry(
+        config,
+        spec,
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
+        fc_norm=bool(config.get("fc_norm", False)),
+        norm_output=bool(config.get("norm_output", False)),
+        attention_bias=bool(config.get("attention_bias", False)),
+    )
+
+
+def _geometry(config: Mapping[str, Any], spec: CaptureSpec, **variants: bool) -> DraftGeometry:
+    """A layer of the sizes a config.json names; what must fit the target comes from the spec it was checked against."""
+    num_heads = int(config["num_attention_heads"])
     return DraftGeometry(
-        hidden_size=hidden_size,
+        hidden_size=spec.hidden_size,
         intermediate_size=int(config["intermediate_size"]),
         num_heads=num_heads,
         num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        head_dim=int(config.get("head_dim") or spec.hidden_size // num_heads),
         rms_norm_eps=float(config["rms_norm_eps"]),
         vocab_size=spec.vocab_size,
         draft_vocab_size=spec.draft_vocab_size,
@@ -119,11 +120,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         max_positions=int(config.get("max_position_embeddings", 2048)),
         dtype=spec.dtype,
         rope={key: config[key] for key in _ROPE_KEYS if config.get(key) is not None},
-        norm_before_residual=bool(config.get("norm_before_residual", False)),
-        norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
-        fc_norm=bool(config.get("fc_norm", False)),
-        norm_output=bool(config.get("norm_output", False)),
-        attention_bias=bool(config.get("attention_bias", False)),
+        **variants,
     )
 
 

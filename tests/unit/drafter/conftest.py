@@ -2,64 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from drafter.batch import UNKNOWN_TOKEN, RequestRows
 from drafter.target import TargetParts, load_target_parts
 from wire.spec import CaptureSpec, resolve_capture_spec
 
-torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parent))
 
-VOCAB, HIDDEN = 64, 16
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "num_hidden_layers": 6,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "eos_token_id": 60,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-}
+from tiny_target import AUX_LAYER_IDS, HIDDEN, NUM_AUX, VOCAB, write_target
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture
 def target_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "tiny-target"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    generator = torch.Generator().manual_seed(1)
-    save_file(
-        {
-            "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
-            "lm_head.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
-            "model.norm.weight": torch.rand(HIDDEN, generator=generator) + 0.5,
-            "model.layers.0.input_layernorm.weight": torch.ones(HIDDEN),
-        },
-        directory / "model.safetensors",
-    )
-    return directory
-
-
-@pytest.fixture
-def spec(target_dir: Path) -> CaptureSpec:
-    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=32, aux_layer_ids=(1, 3, 5))
+    return write_target(tmp_path / "tiny-target")
 
 
 @pytest.fixture
 def target(target_dir: Path) -> TargetParts:
     return load_target_parts(target_dir)
+
+
+@pytest.fixture
+def spec(target_dir: Path) -> CaptureSpec:
+    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=32, aux_layer_ids=AUX_LAYER_IDS)
 
 
 @pytest.fixture
@@ -69,7 +42,7 @@ def make_request() -> Callable[..., RequestRows]:
     ) -> RequestRows:
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, VOCAB, (num_rows + 1,), generator=generator)
-        aux = torch.randn(num_rows, 3 * HIDDEN, generator=generator)
+        aux = torch.randn(num_rows, NUM_AUX * HIDDEN, generator=generator)
         hidden = torch.randn(num_rows, HIDDEN, generator=generator)
         kept = torch.tensor([position for position in range(num_rows) if position not in missing])
         next_tokens = tokens[1:].clone()

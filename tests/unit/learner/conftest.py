@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import zmq
-from safetensors.torch import save_file
 
 from drafter.batch import RequestRows
 from drafter.create import create_random_draft
@@ -25,46 +25,26 @@ from wire.messages import CaptureSpan, CaptureStep, encode
 from wire.spec import SCHEMA_VERSION, CaptureSpec, resolve_capture_spec
 from wire.store import DraftStore
 
-torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parent.parent / "drafter"))
 
-VOCAB, HIDDEN, NUM_AUX = 64, 16, 3
+from tiny_target import AUX_LAYER_IDS, HIDDEN, NUM_AUX, write_target
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture
 def target_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "tiny-target"
-    directory.mkdir()
-    config = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 24,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "num_hidden_layers": 6,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": VOCAB,
-        "eos_token_id": 60,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(1)
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
-        "lm_head.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
-        "model.norm.weight": torch.ones(HIDDEN),
-    }
-    save_file(tensors, directory / "model.safetensors")
-    return directory
-
-
-@pytest.fixture
-def spec(target_dir: Path) -> CaptureSpec:
-    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=48, aux_layer_ids=(1, 3, 5))
+    return write_target(tmp_path / "tiny-target")
 
 
 @pytest.fixture
 def target(target_dir: Path) -> TargetParts:
     return load_target_parts(target_dir)
+
+
+@pytest.fixture
+def spec(target_dir: Path) -> CaptureSpec:
+    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=48, aux_layer_ids=AUX_LAYER_IDS)
 
 
 @pytest.fixture
