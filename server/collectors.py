@@ -74,6 +74,10 @@ class FleetCollector:
             if engine.draft_version is not None:
                 draft.add_metric([engine.id], engine.draft_version)
         yield from (ready, in_flight, draft)
+        serving = [engine.draft_version for engine in self._fleet.ready() if engine.draft_version is not None]
+        if serving:
+            skew = max(serving) - min(serving)
+            yield _gauge("paceline_draft_version_skew", "Newest less oldest draft over ready engines; 0 outside a swap.", skew)
         if self._drafts.active is not None:
             yield _gauge("paceline_active_draft_version", "The active draft.", self._drafts.active)
 

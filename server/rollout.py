@@ -58,10 +58,13 @@ async def stage_on_all(engines: Sequence[Engine], version: int, deadline: Deadli
 
 
 async def commit_on_all(engines: Sequence[Engine], version: int, deadline: Deadline) -> dict[str, CommitReport]:
-    """Commit on one engine after the other; where one does not, those before it go back and CommitFailed is raised."""
+    """Commit on one engine after the other; where one does not, those before it go back and CommitFailed is raised.
+
+    Prefill engines come first: once a decode engine has the new draft, no KV of the old one is made for it any more.
+    """
     commits: dict[str, CommitReport] = {}
     took: list[tuple[Engine, int]] = []
-    for engine in engines:
+    for engine in sorted(engines, key=lambda engine: engine.can_decode):
         before = engine.draft_version
         assert before is not None, "a ready engine has told its version"
         try:
@@ -89,7 +92,8 @@ async def move(engine: Engine, version: int, *, timeout_s: float) -> CommitRepor
 
 
 async def _take_back(took: list[tuple[Engine, int]], version: int) -> None:
-    for engine, before in reversed(took):
+    """In the order they took it, prefill first here too."""
+    for engine, before in took:
         try:
             await move(engine, before, timeout_s=MIN_COMMIT_TIMEOUT_S * 2)
         except EngineError as error:
