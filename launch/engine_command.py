@@ -141,21 +141,27 @@ def engine_env(
     if parts.target_dir.is_absolute():
         env["HF_HUB_OFFLINE"] = "1"
     if config.transfers_kv(pool):
-        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = LOOPBACK
-        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(pool.side_channel_port)
-    return env | (_cuda_env(pool) if host.is_cuda else _cpu_env(config, host, pool=pool, cores=cores))
+        env |= kv_transfer_env(pool, host)
+    return env | (_cuda_env(pool) if host.is_cuda else _cpu_env(host, pool=pool, cores=cores))
+
+
+def kv_transfer_env(pool: PoolSettings, host: HostFacts) -> dict[str, str]:
+    """What NIXL reads: where this engine answers handshakes, and the transports that a machine without a fabric has."""
+    side_channel = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(pool.side_channel_port),
+    }
+    return side_channel if host.is_cuda else side_channel | {"UCX_TLS": "tcp,sm,self"}
 
 
 def _cuda_env(pool: PoolSettings) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, pool.gpus))} if pool.gpus else {}
 
 
-def _cpu_env(config: SystemConfig, host: HostFacts, *, pool: PoolSettings, cores: Sequence[int]) -> dict[str, str]:
+def _cpu_env(host: HostFacts, *, pool: PoolSettings, cores: Sequence[int]) -> dict[str, str]:
     if pool.gpus:
         raise ConfigError(f"pool {pool.id} asks for gpus {list(pool.gpus)}, but the CPU build of vLLM is installed; use cores")
     env = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "OMP_NUM_THREADS": str(len(cores))}
     if host.openmp_preload is not None:
         env["LD_PRELOAD"] = str(host.openmp_preload)
-    if config.transfers_kv(pool):
-        env["UCX_TLS"] = "tcp,sm,self"
     return env
