@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -129,8 +131,18 @@ def farewell(url: str, model: str, arguments: list[str]) -> str:
         }
     ).decode()
     tail = "".join(f" {word}" for word in arguments)
+    command = own_command()
     return (
         "\nThe system is still serving and still learning. Try it:\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"Watch it: paceline view{tail}\nStop it:  paceline down{tail}\n(as .venv/bin/paceline, unless the environment is active)"
+        f"Watch it: {command} view{tail}\nStop it:  {command} down{tail}"
     )
+
+
+def own_command() -> str:
+    """What to type to call this program again: its bare name where the shell finds it, else its path from here."""
+    if shutil.which("paceline"):
+        return "paceline"
+    script = Path(sys.executable).with_name("paceline")
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)

@@ -11,6 +11,7 @@ from launch import logs
 from launch.config import SystemConfig
 from launch.progress import Waiting
 from launch.rundir import LaunchError, RunDir
+from launch.stages import stage
 from launch.up import start_detached
 
 _POLL_S = 0.5
@@ -46,17 +47,17 @@ def _wait_ready(run_dir: RunDir, process: subprocess.Popen[bytes], waiting: Wait
         system = run_dir.read_system() if run_dir.system_file.is_file() else {}
         if system.get("is_ready"):
             return system
-        waiting.say(what_it_waits_for(system, logs.tail(log, 1)))
+        waiting.say(what_it_waits_for(system, logs.tail(log, 1), run_dir))
         time.sleep(_POLL_S)
 
 
-def what_it_waits_for(system: dict[str, Any], last_lines: list[str]) -> str:
+def what_it_waits_for(system: dict[str, Any], last_lines: list[str], run_dir: RunDir) -> str:
     """A sentence for the person who waits."""
     processes = system.get("processes", {})
     started = [name for name, process in processes.items() if process["pid"] is not None]
-    roles = {processes[name]["role"] for name in started}
-    if "gateway" in roles:
+    if any(processes[name]["role"] == "gateway" for name in started):
         return "waiting for the gateway to reach every engine"
-    if "engine" in roles:
-        return f"waiting for {', '.join(started)}: the engine loads and compiles, which takes a minute or two on a CPU"
+    engines = [name for name in started if processes[name]["role"] == "engine"]
+    if engines:
+        return "; ".join(f"{name} {stage(run_dir.log_file(name))}" for name in engines)
     return last_lines[-1] if last_lines else "starting"

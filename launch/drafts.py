@@ -69,7 +69,7 @@ def is_sound(store: DraftStore, version: int | None) -> bool:
 
 
 def listing(store: DraftStore) -> list[str]:
-    """One line per draft, newest last."""
+    """A heading and one line per draft, newest last; empty where there is none."""
     lines = []
     active, floor = store.active(), store.floor()
     for version in store.versions():
@@ -81,9 +81,10 @@ def listing(store: DraftStore) -> list[str]:
         marks = [name for name, pointer in (("active", active), ("floor", floor)) if pointer == version]
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_at_s))
         parent = "-" if manifest.parent is None else str(manifest.parent)
-        gate = f"simulated AL {manifest.gate.candidate_al:.2f}" if manifest.gate else ""
-        lines.append(f"{version:>5}  {made}  {manifest.origin:<9} parent {parent:<5} {gate:<20} {' '.join(marks)}".rstrip())
-    return lines
+        gate = f"{manifest.gate.candidate_al:.2f}" if manifest.gate else "-"
+        lines.append(f"{version:>5}  {made}  {manifest.origin:<9} {parent:>6}  {gate:>12}  {' '.join(marks)}".rstrip())
+    heading = f"{'draft':>5}  {'made':<19}  {'origin':<9} {'parent':>6}  {'simulated AL':>12}"
+    return [heading, *lines] if lines else []
 
 
 def show(store: DraftStore, version: int) -> str:

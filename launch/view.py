@@ -18,9 +18,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from launch.detached import what_it_waits_for
 from launch.drafts import admin_client
 from launch.probe import AdminClient
-from launch.rundir import LaunchError
+from launch.rundir import LaunchError, RunDir
 from wire.control import AdminStatus, SwapReport
 
 REFRESH_S = 1.0
@@ -28,6 +29,8 @@ _PLAIN_EVERY_S = 10.0
 _RATE_WINDOW_S = 10.0
 _SHOWN_SWAPS = 5
 _BAR_WIDTH = 24
+_WIDE = 110
+"""Columns from which on three tables fit side by side."""
 
 
 @dataclass
@@ -77,11 +80,17 @@ def summary(status: AdminStatus, tokens_per_s: float) -> str:
     )
 
 
-def render(status: AdminStatus, tokens_per_s: float, note: str = "") -> RenderableType:
-    """The state as tables."""
+def render(status: AdminStatus, tokens_per_s: float, note: str = "", *, width: int = _WIDE) -> RenderableType:
+    """The state as tables, side by side where the terminal is wide enough."""
+    is_wide = width >= _WIDE
+    tables = [_serving(status, tokens_per_s), _acceptance(status, _BAR_WIDTH if is_wide else _BAR_WIDTH // 2)]
     top = Table.grid(padding=(0, 3))
-    top.add_row(_serving(status, tokens_per_s), _acceptance(status), _learning(status))
     parts: list[RenderableType] = [top]
+    if is_wide:
+        tables.append(_learning(status))
+    else:
+        parts.append(_learning(status))
+    top.add_row(*tables)
     if status.swaps:
         parts.append(_swaps(status.swaps))
     if note:
@@ -113,7 +122,7 @@ def _serving(status: AdminStatus, tokens_per_s: float) -> Table:
     return _pairs("serving", rows)
 
 
-def _acceptance(status: AdminStatus) -> Table:
+def _acceptance(status: AdminStatus, bar_width: int) -> Table:
     rows = [("draft", str(status.active_version)), ("floor", str(status.floor_version))]
     depths = sorted({engine.depth for engine in status.engines})
     rows.append(("K in force", "/".join(map(str, depths)) or "-"))
@@ -122,16 +131,16 @@ def _acceptance(status: AdminStatus) -> Table:
         rows.append(("AL", "not measured yet"))
     else:
         rows.append(("AL", f"{acceptance.acceptance_length:.2f}"))
-        rows += [(f"position {index}", gauge(share)) for index, share in enumerate(acceptance.per_position, start=1)]
+        rows += [(f"position {index}", gauge(share, bar_width)) for index, share in enumerate(acceptance.per_position, start=1)]
     rows.append(("canary", status.canary.state))
     return _pairs("acceptance", rows)
 
 
-def gauge(share: float) -> str:
+def gauge(share: float, width: int = _BAR_WIDTH) -> str:
     """A share as a bar and a number."""
     share = min(max(share, 0.0), 1.0)
-    filled = round(share * _BAR_WIDTH)
-    return "█" * filled + "░" * (_BAR_WIDTH - filled) + f" {share:4.0%}"
+    filled = round(share * width)
+    return "█" * filled + "░" * (width - filled) + f" {share:4.0%}"
 
 
 def _learning(status: AdminStatus) -> Table:
@@ -154,7 +163,11 @@ def _learning(status: AdminStatus) -> Table:
 
 
 def _swaps(swaps: list[SwapReport]) -> Table:
-    table = Table(title="swaps", title_justify="left", box=None, pad_edge=False)
+    """What changed the draft; a refused wish changed nothing and is only counted."""
+    num_refused = sum(swap.outcome == "refused" for swap in swaps)
+    swaps = [swap for swap in swaps if swap.outcome != "refused"]
+    title = f"swaps ({num_refused} more refused)" if num_refused else "swaps"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("draft", "from", "by", "outcome", "stall ms", "reason"):
         table.add_column(column)
     for swap in swaps[-_SHOWN_SWAPS:]:
@@ -188,7 +201,8 @@ def screen() -> Iterator[Callable[[AdminStatus | None, str], None]]:
             if status is None:
                 live.update(Panel(note, title="paceline", title_align="left"))
             else:
-                live.update(render(status, rate.update(time.monotonic(), status.traffic.num_verified_tokens), note))
+                tokens_per_s = rate.update(time.monotonic(), status.traffic.num_verified_tokens)
+                live.update(render(status, tokens_per_s, note, width=console.width))
 
         yield table
 
@@ -201,5 +215,14 @@ def watch(state_dir: Path) -> int:
             try:
                 show(read_status(client), "Ctrl-C leaves the view; the system goes on")
             except LaunchError as error:
-                show(None, str(error))
+                show(None, why_silent(RunDir(state_dir), error))
             time.sleep(REFRESH_S)
+
+
+def why_silent(run_dir: RunDir, error: LaunchError) -> str:
+    """What to tell while the admin API does not answer."""
+    if run_dir.is_locked() and run_dir.system_file.is_file():
+        system = run_dir.read_system()
+        if not system.get("is_ready"):
+            return "the system is starting: " + what_it_waits_for(system, [], run_dir)
+    return str(error)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 _WIDTH = 30
 _PLAIN_EVERY_S = 15.0
@@ -34,6 +37,29 @@ class Bar:
             print(f"      {done}/{self._num_steps} {elapsed_s:.0f} s  {what}", flush=True)
 
 
+class Reading:
+    """What pip has said so far."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self.what = ""
+        self.is_over = False
+
+    def follow(self, pip: subprocess.Popen[str], log: TextIO) -> None:
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            log.write(line)
+            first, _, rest = line.strip().partition(" ")
+            if first in ("Collecting", "Processing", "Requirement"):
+                self.num_seen += 1
+                self.what = Path(rest.split(" ")[0]).name
+            self.is_over = self.is_over or first == "Installing"
+
+
+def _num_installed(site: Path) -> int:
+    return sum(1 for _ in site.glob("*.dist-info"))
+
+
 def main() -> int:
     lock, log_file = Path(sys.argv[1]), Path(sys.argv[2])
     num_packages = sum("==" in line for line in lock.read_text().splitlines() if not line.startswith("#"))
@@ -48,22 +74,25 @@ def main() -> int:
         "-r",
         str(lock),
     ]
-    # Reading the packages is half of the work, writing them the other half, of which pip says nothing.
+    # Reading the packages is half of the work, writing them the other half, of which pip says nothing: what has appeared
+    # on disk is counted.
     bar = Bar(2 * num_packages)
-    seen = 0
+    site = Path(sysconfig.get_path("purelib"))
+    reading = Reading()
+    num_before = _num_installed(site)
     with (
         log_file.open("w") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
     ):
-        assert pip.stdout is not None
-        for line in pip.stdout:
-            log.write(line)
-            first, _, rest = line.strip().partition(" ")
-            if first in ("Collecting", "Processing", "Requirement"):
-                seen += 1
-                bar.show(min(seen, num_packages), Path(rest.split(" ")[0]).name)
-            elif first == "Installing":
-                bar.show(num_packages, "writing packages, about a minute")
+        reader = threading.Thread(target=reading.follow, args=(pip, log))
+        reader.start()
+        while reader.is_alive():
+            reader.join(timeout=0.5)
+            if reading.is_over:
+                num_written = min(max(_num_installed(site) - num_before, 0), num_packages)
+                bar.show(num_packages + num_written, "writing packages")
+            else:
+                bar.show(min(reading.num_seen, num_packages), reading.what)
     if pip.returncode == 0:
         bar.show(2 * num_packages, "done")
     print(flush=True)

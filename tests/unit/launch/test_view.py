@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,7 +11,9 @@ from rich.console import Console
 
 from launch.demo import farewell, is_over, what_comes_next
 from launch.detached import what_it_waits_for
-from launch.view import TokenRate, gauge, read_status, render, summary, swaps_committed
+from launch.rundir import LaunchError, RunDir
+from launch.stages import stage
+from launch.view import TokenRate, gauge, read_status, render, summary, swaps_committed, why_silent
 from wire.control import (
     AcceptanceView,
     AdminStatus,
@@ -21,6 +26,9 @@ from wire.control import (
     TrafficView,
 )
 from wire.spec import SCHEMA_VERSION
+
+
+SYSTEM = {"pid": 1, "pid_created_at_s": 0.0, "gateway_url": "http://127.0.0.1:1", "admin_url": "http://127.0.0.1:2"}
 
 
 def report() -> LearnerReport:
@@ -151,8 +159,54 @@ def test_the_farewell_can_be_pasted() -> None:
     assert "paceline down --set state.dir=/s" in text
 
 
-def test_waiting_says_for_what() -> None:
+def test_waiting_says_for_what(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
     engine = {"engine-0": {"role": "engine", "pid": 1}}
-    assert "compiles" in what_it_waits_for({"processes": engine}, [])
-    assert "gateway" in what_it_waits_for({"processes": {**engine, "gateway": {"role": "gateway", "pid": 2}}}, [])
-    assert what_it_waits_for({}, ["target: writing weights"]) == "target: writing weights"
+    with_gateway = {"processes": {**engine, "gateway": {"role": "gateway", "pid": 2}}}
+    assert what_it_waits_for({"processes": engine}, [], run_dir) == "engine-0 imports its libraries"
+    assert "gateway" in what_it_waits_for(with_gateway, [], run_dir)
+    assert what_it_waits_for({}, ["target: writing weights"], run_dir) == "target: writing weights"
+
+
+def test_an_engine_s_stage_is_the_last_its_log_has_reached(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("INFO Starting to load model /m...\nINFO Loading drafter model...\n")
+    assert stage(log) == "loads the draft"
+    log.write_text(log.read_text() + "INFO Warming up model for the compilation...\n")
+    assert stage(log).startswith("compiles")
+
+
+def test_a_silent_gateway_of_a_starting_system_is_no_error(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    error = LaunchError("connection refused")
+    assert why_silent(run_dir, error) == "connection refused"
+    lock = run_dir.lock()
+    try:
+        engine = {"engine-0": {"role": "engine", "pid": 1}}
+        run_dir.write_system(SYSTEM | {"is_ready": False, "processes": engine})
+        assert why_silent(run_dir, error) == "the system is starting: engine-0 imports its libraries"
+        run_dir.write_system(SYSTEM | {"is_ready": True, "processes": engine})
+        assert why_silent(run_dir, error) == "connection refused"
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_of_the_view_is_cut(width: int) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render(status(), 12.0, width=width))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(word in text for word in ("requests served", "position 1", "simulated AL"))
+
+
+def test_refused_wishes_are_counted_and_not_listed() -> None:
+    committed = status().swaps[0]
+    refused = msgspec.structs.replace(committed, version=7, outcome="refused", reason="stale", commits={})
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render(status(swaps=[committed, refused]), 12.0))
+    text = console.export_text()
+    assert "swaps (1 more refused)" in text
+    assert "stale" not in text
