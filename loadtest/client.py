@@ -14,6 +14,8 @@ import aiohttp
 from loadtest.traffic import Prompt
 
 DONE = "[DONE]"
+ERROR_FIELDS = frozenset({"message", "type", "param", "code"})
+"""Of an error in OpenAI's shape."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=180.0)
 
 
@@ -36,6 +38,12 @@ class StreamResult:
     is_complete: bool = False
     """The stream was ended by its end mark."""
     error: str | None = None
+    error_bodies: list[Any] = field(default_factory=list)
+    """What the server gave under `error`, in its answer or in its stream, once for each time."""
+    first_event_at_s: float | None = None
+    """Arrival of the first event of the stream."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens not computed afresh, where the server says so."""
     draft_version: str | None = None
     request_id: str | None = None
     ended_at_s: float = 0.0
@@ -49,6 +57,17 @@ class StreamResult:
     def is_truncated(self) -> bool:
         """The answer began, and ended neither by its end mark nor by an error that says why."""
         return self.status == 200 and self.error is None and not (self.is_complete and self.finish_reason is not None)
+
+    @property
+    def has_one_openai_error(self) -> bool:
+        """It failed as a client can handle it: with one error, in OpenAI's shape, and no end mark that looks like success."""
+        shapes = [set(body) if isinstance(body, dict) else set() for body in self.error_bodies]
+        return shapes == [set(ERROR_FIELDS)] and not self.is_complete
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """Seconds from sending the request to the first event of its stream."""
+        return None if self.first_event_at_s is None else self.first_event_at_s - self.sent_at_s
 
     @property
     def num_tokens(self) -> int:
@@ -85,7 +104,7 @@ async def stream_chat(
             result.draft_version = response.headers.get("X-Paceline-Draft-Version")
             result.request_id = response.headers.get("X-Request-Id")
             if response.status != 200:
-                result.error = (await response.text())[:500]
+                refuse(result, await response.text())
             else:
                 async for data in events(response.content):
                     note(result, data, time.monotonic())
@@ -93,6 +112,17 @@ async def stream_chat(
         result.error = f"{type(error).__name__}: {error}"
     result.ended_at_s = time.monotonic()
     return result
+
+
+def refuse(result: StreamResult, text: str) -> None:
+    """Enter an answer that is not 200 into the result."""
+    result.error = text[:500] or f"status {result.status} without a reason"
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(body, dict) and "error" in body:
+        result.error_bodies.append(body["error"])
 
 
 async def events(content: aiohttp.StreamReader | asyncio.StreamReader) -> AsyncIterator[str]:
@@ -105,6 +135,8 @@ async def events(content: aiohttp.StreamReader | asyncio.StreamReader) -> AsyncI
 
 def note(result: StreamResult, data: str, now_s: float) -> None:
     """Enter one event into the result."""
+    if result.first_event_at_s is None:
+        result.first_event_at_s = now_s
     if data == DONE:
         result.is_complete = True
         return
@@ -115,11 +147,14 @@ def note(result: StreamResult, data: str, now_s: float) -> None:
         return
     if "error" in chunk:
         problem = chunk["error"]
+        result.error_bodies.append(problem)
         result.error = str(problem.get("message", problem) if isinstance(problem, dict) else problem)
         return
     usage = chunk.get("usage")
     if usage:
         result.num_completion_tokens = int(usage["completion_tokens"])
+        details = usage.get("prompt_tokens_details")
+        result.num_cached_tokens = details.get("cached_tokens") if details else None
     for choice in chunk.get("choices", ()):
         text = (choice.get("delta") or {}).get("content") or ""
         token_ids = choice.get("token_ids") or []

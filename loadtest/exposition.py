@@ -1,4 +1,4 @@
-"""Reading Prometheus text, and acceptance out of it."""
+"""Reading Prometheus text, and sums and acceptance out of it."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ def parse(text: str) -> Iterator[Sample]:
             yield Sample(name, dict(_LABEL.findall(labels or "")), float(value))
         except ValueError:
             continue
+
+
+def total(text: str, name: str, **labels: str) -> float | None:
+    """The sum over a metric's series that carry these labels; None where there is none."""
+    values = [sample.value for sample in parse(text) if sample.name == name and labels.items() <= sample.labels.items()]
+    return sum(values) if values else None
 
 
 def acceptance(text: str, *, domain: str) -> Acceptance:

@@ -10,6 +10,8 @@ import numpy as np
 
 from loadtest.client import StreamResult
 
+_NUM_RESAMPLES = 1000
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -112,6 +114,34 @@ def paired_ratio(treated: Sequence[float], control: Sequence[float]) -> PairedRa
     ratios = np.asarray(treated, dtype=float) / np.asarray(control, dtype=float)
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else float("inf")
     return PairedRatio(float(ratios.mean()), error, len(ratios))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the 95 % interval of its bootstrap."""
+
+    value: float
+    low: float
+    high: float
+
+
+def quantile_difference(treated: Sequence[float], control: Sequence[float], quantile: float) -> Estimate:
+    """Quantile of `treated` less that of `control`; the samples are resampled apart, because they are not paired one to one."""
+    return _bootstrap(treated, control, quantile, np.subtract)
+
+
+def quantile_ratio(treated: Sequence[float], control: Sequence[float], quantile: float) -> Estimate:
+    """Quantile of `treated` over that of `control`."""
+    return _bootstrap(treated, control, quantile, np.divide)
+
+
+def _bootstrap(treated: Sequence[float], control: Sequence[float], quantile: float, combine: np.ufunc) -> Estimate:
+    rng = np.random.default_rng(0)
+    samples = [np.asarray(values, dtype=float) for values in (treated, control)]
+    resampled = [np.quantile(rng.choice(sample, (_NUM_RESAMPLES, len(sample))), quantile, axis=1) for sample in samples]
+    value = combine(*(np.quantile(sample, quantile) for sample in samples))
+    low, high = np.quantile(combine(*resampled), (0.025, 0.975))
+    return Estimate(float(value), float(low), float(high))
 
 
 def changed(results: Iterable[StreamResult], reference: dict[str, list[int]]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -24,19 +24,24 @@ import msgspec
 from yarl import URL
 
 from loadtest.client import new_session
-from wire.control import AdminStatus, LearnerReport
+from loadtest.processes import POLL_S, START_DEADLINE_S, SystemUnderTestError, check_alive, running_process, stop
+from wire.control import AdminStatus, EngineView, LearnerReport
 
-_FREE_PORTS = ("pool=[{id='engine-0', port=0}]", "gateway.port=0", "gateway.admin_port=0")
-_START_DEADLINE_S = 900.0
-_STOP_DEADLINE_S = 60.0
-_POLL_S = 0.5
-_TAIL_LINES = 40
+_FREE_PORTS = ("gateway.port=0", "gateway.admin_port=0")
+ENGINE_TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
 SPECULATION = ("--speculative-config",)
 
 
-class SystemUnderTestError(Exception):
-    """The system under measurement did not start, or does not do what it must for a measurement."""
+@dataclass(frozen=True)
+class Pool:
+    """One engine replica of a system under measurement."""
+
+    id: str
+    kind: str = "combined"
+
+
+ONE_ENGINE = (Pool("engine-0"),)
 
 
 @dataclass
@@ -55,18 +60,32 @@ class Answer:
 class System:
     """Handle of a running system."""
 
-    def __init__(self, state_dir: Path, description: dict[str, Any]) -> None:
+    def __init__(self, state_dir: Path, description: dict[str, Any], engine_token: str) -> None:
         self.state_dir = state_dir
+        self.engine_token = engine_token
+        """Opens the engines' private routes, for a second gateway in front of them."""
         self.url = str(description["gateway_url"])
         self.admin_url = str(description["admin_url"])
         self.model = Path(description["target_dir"]).name
         self._token = (state_dir / "run" / "operator.token").read_text().strip()
 
     def process_id(self, name: str) -> int | None:
-        """The current pid of a role; None while it is down."""
-        description = json.loads((self.state_dir / "run" / "system.json").read_text())
-        pid = description["processes"][name]["pid"]
+        """The current pid of a process; None while it is down."""
+        pid = self._processes()[name]["pid"]
         return None if pid is None else int(pid)
+
+    def process_names(self) -> list[str]:
+        """Every process the supervisor watches, in start order."""
+        return list(self._processes())
+
+    def gateway_config(self) -> dict[str, Any]:
+        """The gateway's resolved configuration, for a second one in front of the same engines."""
+        config: dict[str, Any] = json.loads((self.state_dir / "run" / "gateway.json").read_text())
+        return config
+
+    def _processes(self) -> dict[str, dict[str, Any]]:
+        description = json.loads((self.state_dir / "run" / "system.json").read_text())
+        return dict(description["processes"])
 
     async def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         """Call the admin API; the path goes out exactly as given."""
@@ -95,6 +114,26 @@ class System:
     async def status(self) -> AdminStatus:
         return msgspec.convert(await self.must("GET", "/admin/status"), AdminStatus)
 
+    async def engine(self, engine_id: str) -> EngineView:
+        """One engine as the gateway sees it."""
+        found = [view for view in (await self.status()).engines if view.id == engine_id]
+        if not found:
+            raise SystemUnderTestError(f"the gateway knows no engine {engine_id!r}")
+        return found[0]
+
+    async def until(self, is_there: Callable[[AdminStatus], bool], what: str, *, within_s: float) -> float:
+        """Wait until the gateway's status is as wanted, through outages of the gateway itself; returns the seconds it took."""
+        started_at_s = time.monotonic()
+        while True:
+            try:
+                if is_there(await self.status()):
+                    return time.monotonic() - started_at_s
+            except (aiohttp.ClientError, OSError, SystemUnderTestError):
+                pass
+            if time.monotonic() - started_at_s > within_s:
+                raise SystemUnderTestError(f"{what}: not so after {within_s:.0f} s")
+            await asyncio.sleep(POLL_S)
+
     async def learner_report(
         self, accept: Callable[[LearnerReport], bool] = lambda _report: True, *, within_s: float = 120.0
     ) -> LearnerReport:
@@ -115,25 +154,32 @@ class System:
 
 
 @asynccontextmanager
-async def running_system(up_arguments: Sequence[str], settings: Sequence[str] = ()) -> AsyncIterator[System]:
-    """Start a system, yield it when it is ready, stop it. Its state directory is temporary."""
+async def running_system(
+    up_arguments: Sequence[str], settings: Sequence[str] = (), *, pools: Sequence[Pool] = ONE_ENGINE
+) -> AsyncIterator[System]:
+    """Start a system, yield it when every engine is ready, stop it. Its state directory is temporary."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         state_dir = Path(directory) / "state"
-        words = [*up_arguments]
-        for setting in (*settings, *_FREE_PORTS, f"state.dir={state_dir}"):
-            words += ["--set", setting]
+        words = _words(up_arguments, (*settings, *_FREE_PORTS, pool_setting(pools), f"state.dir={state_dir}"))
+        engine_token = secrets.token_urlsafe(24)
         output = Path(directory) / "up.log"
         with output.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "launch.cli", "up", *words],
+                env=os.environ | {ENGINE_TOKEN_VARIABLE: engine_token},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
         try:
-            yield System(state_dir, await _until_ready(process, state_dir / "run" / "system.json", output))
+            description = await _until_ready(process, state_dir / "run" / "system.json", output)
+            system = System(state_dir, description, engine_token)
+            await system.until(
+                lambda status: all(engine.ready for engine in status.engines), "every engine is ready", within_s=60
+            )
+            yield system
         finally:
-            await _stop(process)
+            await stop(process)
 
 
 @asynccontextmanager
@@ -144,37 +190,39 @@ async def lone_engine(
 
     Without `OUR_PARTS` it is stock vLLM, without `SPECULATION` too it is stock vLLM without speculation.
     """
-    words = [*up_arguments]
-    for setting in (*settings, *_FREE_PORTS):
-        words += ["--set", setting]
-    planned = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "plan", "--json", *words], capture_output=True, text=True, check=True
-    )
-    plan = json.loads(planned.stdout)
+    plan = planned(up_arguments, settings)
     spec = next(spec for spec in plan["processes"] if spec["role"] == "engine")
     argv = without_options(spec["argv"], without)
-    env = os.environ | spec["env"] | {"PACELINE_ENGINE_TOKEN": "lone-engine"}
+    env = os.environ | spec["env"] | {ENGINE_TOKEN_VARIABLE: "lone-engine"}
     if without:
         env["VLLM_PLUGINS"] = ""
     url = plan["engines"][0]["url"]
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-        output = Path(directory) / "engine.log"
-        with output.open("wb") as log:
-            process = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            await _until_healthy(process, f"{url}/health", output)
-            yield url
-        finally:
-            await _stop(process)
+    async with running_process(argv, ready_url=f"{url}/health", environment=env):
+        yield url
+
+
+def planned(up_arguments: Sequence[str], settings: Sequence[str] = (), *, pools: Sequence[Pool] = ONE_ENGINE) -> dict[str, Any]:
+    """What `paceline plan --json` says of these settings on free ports; raises SystemUnderTestError."""
+    words = _words(up_arguments, (*settings, *_FREE_PORTS, pool_setting(pools)))
+    answer = subprocess.run([sys.executable, "-m", "launch.cli", "plan", "--json", *words], capture_output=True, text=True)
+    if answer.returncode:
+        raise SystemUnderTestError(f"paceline plan ended with code {answer.returncode}: {answer.stderr.strip()}")
+    plan: dict[str, Any] = json.loads(answer.stdout)
+    return plan
+
+
+def pool_setting(pools: Sequence[Pool]) -> str:
+    """The `--set` word that asks for these engines, on free ports."""
+    return "pool=[" + ", ".join(f"{{id={pool.id!r}, kind={pool.kind!r}, port=0}}" for pool in pools) + "]"
+
+
+def _words(up_arguments: Sequence[str], settings: Sequence[str]) -> list[str]:
+    return [*up_arguments, *(word for setting in settings for word in ("--set", setting))]
 
 
 def make_draft(up_arguments: Sequence[str], settings: Sequence[str]) -> None:
     """A random draft in the settings' state directory, made active as `up` does."""
-    words = [*up_arguments]
-    for setting in settings:
-        words += ["--set", setting]
+    words = _words(up_arguments, settings)
     subprocess.run([sys.executable, "-m", "launch.cli", "draft", "init", *words], check=True, capture_output=True)
 
 
@@ -200,45 +248,11 @@ def without_options(argv: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 async def _until_ready(process: subprocess.Popen[bytes], system_file: Path, output: Path) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _START_DEADLINE_S
+    deadline_s = time.monotonic() + START_DEADLINE_S
     while True:
-        _check_alive(process, output, deadline_s)
+        check_alive(process, output, deadline_s)
         if system_file.is_file():
             description: dict[str, Any] = json.loads(system_file.read_text())
             if description["is_ready"]:
                 return description
-        await asyncio.sleep(_POLL_S)
-
-
-async def _until_healthy(process: subprocess.Popen[bytes], url: str, output: Path) -> None:
-    deadline_s = time.monotonic() + _START_DEADLINE_S
-    async with new_session(1) as session:
-        while True:
-            _check_alive(process, output, deadline_s)
-            try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            except (aiohttp.ClientError, OSError):
-                pass
-            await asyncio.sleep(_POLL_S)
-
-
-def _check_alive(process: subprocess.Popen[bytes], output: Path, deadline_s: float) -> None:
-    if process.poll() is None and time.monotonic() < deadline_s:
-        return
-    tail = "\n".join(output.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-    what = "was not ready in time" if process.poll() is None else f"ended with code {process.returncode}"
-    raise SystemUnderTestError(f"{' '.join(map(str, process.args[1:4]))} {what}:\n{tail}")  # type: ignore[index]
-
-
-async def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        await asyncio.to_thread(process.wait, _STOP_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
+        await asyncio.sleep(POLL_S)

@@ -1,0 +1,180 @@
+"""The fault drill: SIGKILL of every process in turn, twice, under load, and what clients noticed of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loadtest.bars.load import Load, background_load, progress
+from loadtest.bars.registry import Bench, Measured
+from loadtest.client import StreamResult
+from loadtest.closed_loop import run_batch
+from loadtest.processes import SystemUnderTestError
+from loadtest.statistics import Interval
+from loadtest.system import Pool, System, running_system
+from loadtest.traffic import Prompt, human_eval
+from wire.control import AdminStatus
+
+TWO_DECODE = (Pool("prefill-0", "prefill"), Pool("decode-0", "decode"), Pool("decode-1", "decode"))
+ONE_DECODE = (Pool("prefill-0", "prefill"), Pool("decode-0", "decode"))
+# fp32: on a CPU, bf16 rounds one-row and many-row steps differently, so an answer that goes on elsewhere could differ by that.
+# Eager, because every kill is followed by a start of an engine. The cache is small, because three engines share a machine.
+SETTINGS = ("engine.enforce_eager=true", "target.dtype=float32", "engine.kv_cache_memory_bytes=268435456")
+CONCURRENCY = 8
+NUM_PROMPTS = 16
+OPTIONS: dict[str, Any] = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": True}
+BACK_WITHIN_S = 300.0
+CALM_S = 8.0
+"""Before each kill, so that streams run on every engine again."""
+
+How = Literal["process", "group"]
+ROUNDS: tuple[How, ...] = ("process", "group")
+"""The first round kills the process that was started and must find its children gone; the second all of them at once."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL and the time without the process, until it was started again and ready."""
+
+    process: str
+    how: How
+    outage: Interval
+
+    def shown(self) -> str:
+        return f"{self.process} ({self.how}), back after {self.outage.length_s:.1f} s"
+
+
+async def two_decode(bench: Bench) -> dict[str, Measured]:
+    """Every process, the gateway too, with two decode replicas: whatever dies but the gateway, nobody notices."""
+    prompts = human_eval().train[:NUM_PROMPTS]
+    kills: list[Kill] = []
+    async with running_system(bench.up_arguments, SETTINGS, pools=TWO_DECODE) as system:
+        reference = await undisturbed(system, prompts)
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+            for how in ROUNDS:
+                for name in system.process_names():
+                    await asyncio.sleep(CALM_S)
+                    kills.append(await kill(system, name, how))
+                    progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
+            await asyncio.sleep(CALM_S)
+    return {"drill_failed": unnoticed(load, kills, reference)}
+
+
+async def one_decode(bench: Bench) -> dict[str, Measured]:
+    """The only decode replica, twice: its streams end with one error each, and nothing else goes wrong."""
+    prompts = human_eval().train[:NUM_PROMPTS]
+    kills: list[Kill] = []
+    async with running_system(bench.up_arguments, SETTINGS, pools=ONE_DECODE) as system:
+        reference = await undisturbed(system, prompts)
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+            for how in ROUNDS:
+                await asyncio.sleep(CALM_S)
+                kills.append(await kill(system, "decode-0", how))
+                progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
+            await asyncio.sleep(CALM_S)
+    return {"drill_single_failed_streams": well_failed(load, kills, reference)}
+
+
+async def undisturbed(system: System, prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Every prompt's greedy answer by prompt id."""
+    results = await run_batch(system.url, system.model, prompts, concurrency=CONCURRENCY, options=OPTIONS)
+    broken = [result for result in results if not result.is_ok]
+    if broken:
+        raise SystemUnderTestError(f"{len(broken)} requests failed before anything was killed: {broken[0].error}")
+    return {result.prompt_id: result.text for result in results}
+
+
+async def kill(system: System, name: str, how: How) -> Kill:
+    """SIGKILL a process and wait until it is back in service; raises SystemUnderTestError where it does not come back."""
+    pid = system.process_id(name)
+    if pid is None:
+        raise SystemUnderTestError(f"{name} is down before it was killed")
+    epochs = {engine.id: engine.engine_epoch for engine in (await system.status()).engines}
+    killed_at_s = time.monotonic()
+    if how == "group" and os.getpgid(pid) == pid:
+        os.killpg(pid, signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    await _until_restarted(system, name, pid)
+
+    def is_back(status: AdminStatus) -> bool:
+        return (name != "learner" or status.learner.alive) and all(
+            engine.ready and (engine.id != name or engine.engine_epoch != epochs[name]) for engine in status.engines
+        )
+
+    await system.until(is_back, f"{name} is back after its SIGKILL", within_s=BACK_WITHIN_S)
+    return Kill(name, how, Interval(killed_at_s, time.monotonic()))
+
+
+async def _until_restarted(system: System, name: str, old_pid: int) -> None:
+    deadline_s = time.monotonic() + BACK_WITHIN_S
+    while system.process_id(name) in (None, old_pid):
+        if time.monotonic() > deadline_s:
+            raise SystemUnderTestError(f"{name} was not started again within {BACK_WITHIN_S:.0f} s")
+        await asyncio.sleep(0.2)
+
+
+def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -> Measured:
+    """Requests that failed or were answered otherwise than undisturbed, those set apart that the gateway's own death broke.
+
+    A killed gateway takes its open connections with it and refuses new ones until it is back; every other request counts.
+    """
+    gateway_outages = [kill.outage for kill in kills if kill.process == "gateway"]
+    cut = [result for result in load.failed if _touches(result, gateway_outages)]
+    failed = [result for result in load.failed if result not in cut]
+    other = _differing(load.results, reference)
+    detail = {
+        "kills": [kill.shown() for kill in kills],
+        "requests": len(load.results),
+        "failed": len(failed),
+        "reasons": _reasons(failed),
+        "answered_otherwise": [result.prompt_id for result in other][:5],
+        "cut_by_the_gateways_own_death": len(cut),
+    }
+    if not load.results:
+        return Measured(None, {"reason": "no request was made", **detail})
+    return Measured(len(failed) + len(other), detail)
+
+
+def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -> Measured:
+    """Requests that failed though their engine lived, that failed in a way no client handles, or were answered otherwise.
+
+    What was in flight at a kill may end with one error in OpenAI's shape, and so may what was sent until the engine was back.
+    """
+    instants = [Interval(kill.outage.start_s, kill.outage.start_s) for kill in kills]
+    on_it = [result for result in load.failed if _touches(result, instants)]
+    refused = [result for result in load.failed if result not in on_it and _touches(result, [kill.outage for kill in kills])]
+    allowed = [result for result in on_it + refused if result.has_one_openai_error]
+    wrong = [result for result in load.failed if result not in allowed]
+    other = _differing(load.results, reference)
+    detail = {
+        "kills": [kill.shown() for kill in kills],
+        "requests": len(load.results),
+        "streams_on_the_killed_engine_that_failed": len(on_it),
+        "refused_until_it_was_back": len(refused),
+        "errors": _reasons(allowed),
+        "failed_otherwise": len(wrong),
+        "reasons": _reasons(wrong),
+        "answered_otherwise": [result.prompt_id for result in other][:5],
+    }
+    if not on_it:
+        return Measured(None, {"reason": "no stream ran on the engine when it was killed", **detail})
+    return Measured(len(wrong) + len(other), detail)
+
+
+def _touches(result: StreamResult, stretches: Sequence[Interval]) -> bool:
+    return any(result.sent_at_s <= stretch.end_s and result.ended_at_s >= stretch.start_s for stretch in stretches)
+
+
+def _differing(results: Sequence[StreamResult], reference: Mapping[str, str]) -> list[StreamResult]:
+    return [result for result in results if result.is_ok and result.text != reference[result.prompt_id]]
+
+
+def _reasons(results: Sequence[StreamResult]) -> list[str]:
+    texts = dict.fromkeys((result.error or ("truncated" if result.is_truncated else "incomplete"))[:200] for result in results)
+    return list(texts)[:5]

@@ -1,0 +1,120 @@
+"""What the gateway adds to the first byte: the same mock engines asked through it and directly, at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bars.load import progress
+from loadtest.bars.registry import Bench, Measured
+from loadtest.client import StreamResult
+from loadtest.closed_loop import keep_busy
+from loadtest.mock_engine import Pace
+from loadtest.processes import SystemUnderTestError
+from loadtest.recital import MODEL
+from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
+from loadtest.statistics import Estimate, quantile_difference
+from loadtest.system import planned
+from loadtest.traffic import Prompt, human_eval
+
+CONCURRENCY = 64
+NUM_DIRECT = 16
+"""Streams that ask the engines directly meanwhile: as many as a p99 needs, few enough to leave the machine to the gateway."""
+MEASURE_S = 45.0
+WARM_UP_S = 5.0
+PACE = Pace(first_token_s=0.05, between_tokens_s=0.05)
+MIN_TOKENS, MAX_TOKENS = 16, 64
+"""Lengths differ, so that streams do not begin and end in step."""
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+
+async def first_byte(bench: Bench) -> dict[str, Measured]:
+    """In front of one engine, then of two, where the gateway must be ready to go on elsewhere; the worse counts."""
+    target_dir = target_directory(bench)
+    found: dict[int, dict[str, Estimate]] = {}
+    detail: dict[str, Any] = {"prompts_tokenized": target_dir is not None}
+    for number in (1, 2):
+        via, direct = await compare(number, human_eval().train, target_dir)
+        found[number] = differences_ms(via, direct)
+        detail |= {f"{name}_ms_{number}_engines": shown(estimate) for name, estimate in found[number].items()}
+        detail[f"requests_{number}_engines"] = {"via_gateway": len(via), "direct": len(direct)}
+        progress(f"{number} engines: " + ", ".join(f"{name} {shown(value)} ms" for name, value in found[number].items()))
+    return {
+        f"overhead_{name}_ms": Measured(max(estimates[name].value for estimates in found.values()), detail)
+        for name in QUANTILES
+    }
+
+
+async def compare(number: int, prompts: Sequence[Prompt], target_dir: str | None) -> tuple[list[float], list[float]]:
+    """First bytes through the gateway and directly, seconds, of requests sent after the warm-up."""
+    addresses = mock_addresses(number, PACE, target_dir=target_dir)
+    async with (
+        running_mocks(addresses),
+        running_gateway(gateway_config(addresses)) as gateway_url,
+    ):
+        lanes = [(gateway_url, CONCURRENCY), *((address.url, NUM_DIRECT // number) for address in addresses)]
+        via, *direct = await side_by_side(lanes, prompts, for_s=WARM_UP_S + MEASURE_S, skip_s=WARM_UP_S)
+    return first_bytes(via), first_bytes([result for lane in direct for result in lane])
+
+
+async def side_by_side(
+    lanes: Sequence[tuple[str, int]], prompts: Sequence[Prompt], *, for_s: float, skip_s: float
+) -> list[list[StreamResult]]:
+    """Keep each (url, concurrency) busy at the same time; results by lane, without those sent in the first `skip_s`."""
+    started_at_s = time.monotonic()
+    results: list[list[StreamResult]] = [[] for _ in lanes]
+    await asyncio.gather(
+        *(
+            keep_busy(
+                url,
+                MODEL,
+                prompts,
+                concurrency=concurrency,
+                should_stop=lambda: time.monotonic() - started_at_s >= for_s,
+                on_result=lane.append,
+                options=lengths(seed),
+            )
+            for seed, ((url, concurrency), lane) in enumerate(zip(lanes, results, strict=True))
+        )
+    )
+    return [[result for result in lane if result.sent_at_s - started_at_s >= skip_s] for lane in results]
+
+
+def first_bytes(results: Sequence[StreamResult]) -> list[float]:
+    """Seconds to the first byte; raises SystemUnderTestError where a request failed, because its wait would be missing."""
+    failed = [result for result in results if not result.is_ok]
+    if failed or not results:
+        reason = failed[0].error if failed else "nothing was sent"
+        raise SystemUnderTestError(f"{len(failed)} of {len(results)} requests failed: {reason}")
+    return [result.first_byte_s for result in results if result.first_byte_s is not None]
+
+
+def differences_ms(via: Sequence[float], direct: Sequence[float]) -> dict[str, Estimate]:
+    """By quantile; the arguments are seconds."""
+    via_ms, direct_ms = ([1e3 * value for value in values] for values in (via, direct))
+    return {name: quantile_difference(via_ms, direct_ms, quantile) for name, quantile in QUANTILES.items()}
+
+
+def shown(estimate: Estimate) -> str:
+    """The number and its interval."""
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def target_directory(bench: Bench) -> str | None:
+    """The target's files, with which the gateway tokenizes; None where they are not on this machine."""
+    directory = str(planned(bench.up_arguments)["target_dir"])
+    return directory if (Path(directory) / "tokenizer.json").is_file() else None
+
+
+def lengths(seed: int) -> Callable[[int], dict[str, Any]]:
+    """Options of the next request: greedy, with a length drawn from a seeded sequence."""
+    draw = random.Random(seed)
+
+    def choose(_passes: int) -> dict[str, Any]:
+        return {"max_tokens": draw.randint(MIN_TOKENS, MAX_TOKENS), "temperature": 0.0}
+
+    return choose

@@ -1,0 +1,71 @@
+"""A rolling restart under load: every engine in turn drained, stopped, started and taken back, without one failed request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, undisturbed
+from loadtest.bars.load import Load, background_load, progress
+from loadtest.bars.registry import Bench, Measured
+from loadtest.processes import SystemUnderTestError
+from loadtest.system import System, running_system
+from loadtest.traffic import human_eval
+from wire.control import AdminStatus
+
+DRAINED_WITHIN_S = 240.0
+"""For the longest answer in flight, and the lease of KV that a decode engine may still fetch."""
+BACK_WITHIN_S = 300.0
+
+
+async def rolling(bench: Bench) -> dict[str, Measured]:
+    """Every engine of a system with one prefill and two decode replicas."""
+    prompts = human_eval().train[:NUM_PROMPTS]
+    steps: dict[str, str] = {}
+    async with running_system(bench.up_arguments, ("learner.enabled=false", *SETTINGS), pools=TWO_DECODE) as system:
+        reference = await undisturbed(system, prompts)
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+            for pool in TWO_DECODE:
+                steps[pool.id] = await restart(system, pool.id)
+                progress(f"{pool.id}: {steps[pool.id]}; {len(load.failed)} of {len(load.results)} requests failed so far")
+    return {"rolling_restart_failed": value(load, steps, reference)}
+
+
+async def restart(system: System, engine_id: str) -> str:
+    """Drain an engine, end it, wait for the new one, take it back; returns how long it took, in words."""
+    epoch = (await system.engine(engine_id)).engine_epoch
+    await system.must("POST", f"/admin/engines/{engine_id}/drain")
+
+    def is_drained(status: AdminStatus) -> bool:
+        return any(view.id == engine_id and view.is_draining and not view.num_in_flight for view in status.engines)
+
+    drained_s = await system.until(is_drained, f"{engine_id} is drained", within_s=DRAINED_WITHIN_S)
+    pid = system.process_id(engine_id)
+    if pid is None:
+        raise SystemUnderTestError(f"{engine_id} is down while it drains")
+    started_at_s = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+
+    def is_back(status: AdminStatus) -> bool:
+        return any(view.id == engine_id and view.ready and view.engine_epoch != epoch for view in status.engines)
+
+    await system.until(is_back, f"{engine_id} is back after its restart", within_s=BACK_WITHIN_S)
+    await system.must("POST", f"/admin/engines/{engine_id}/undrain")
+    return f"drained in {drained_s:.1f} s, back after {time.monotonic() - started_at_s:.1f} s"
+
+
+def value(load: Load, steps: Mapping[str, str], reference: Mapping[str, str]) -> Measured:
+    """Requests that failed or were answered otherwise than undisturbed."""
+    other = [result.prompt_id for result in load.results if result.is_ok and result.text != reference[result.prompt_id]]
+    detail = {
+        "restarts": dict(steps),
+        "requests": len(load.results),
+        "failed": len(load.failed),
+        "reasons": load.reasons(),
+        "answered_otherwise": other[:5],
+    }
+    if not load.results:
+        return Measured(None, {"reason": "no request was made", **detail})
+    return Measured(len(load.failed) + len(other), detail)

@@ -1,0 +1,252 @@
+"""A stand-in for an engine, as a process: it speaks an engine's whole protocol and computes nothing.
+
+What a gateway costs shows only in front of an engine that costs nothing itself.
+
+Run: python -m loadtest.mock_engine --id engine-0 --port 8100 --events-endpoint tcp://127.0.0.1:8101
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from loadtest.recital import MODEL, Alphabet, Answer
+from wire.control import (
+    CaptureRequest,
+    CommitReport,
+    CommitRequest,
+    DepthRequest,
+    EngineStatus,
+    KvLayout,
+    StageRequest,
+    WorkerStatus,
+)
+from wire.messages import TOPIC_STATS, EngineStats, encode
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+DEPTH = 3
+_STATS_EVERY_S = 1.0
+_SPEC = CaptureSpec(
+    target_id=MODEL,
+    target_revision="0" * 16,
+    tokenizer_sha256="none",
+    dtype="float32",
+    hidden_size=8,
+    vocab_size=1 << 20,
+    draft_vocab_size=16,
+    aux_layer_ids=(1, 2, 3),
+)
+_KV = KvLayout(block_size_tokens=32, bytes_per_token=1024, num_blocks=4096, max_model_len=8192, transfer="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How long the mock makes a client wait, seconds."""
+
+    first_token_s: float
+    between_tokens_s: float
+
+
+class MockEngine:
+    """One engine that says the alphabet."""
+
+    def __init__(self, engine_id: str, pace: Pace, alphabet: Alphabet) -> None:
+        self.id = engine_id
+        self.pace = pace
+        self._alphabet = alphabet
+        self.epoch = uuid.uuid4().hex
+        self.num_running = 0
+        self._draft_version = 0
+        self._staged: set[int] = set()
+        self._capture_rate = 1.0
+        self._depth = DEPTH
+
+    def app(self) -> web.Application:
+        """All routes of an engine that a gateway or a client calls."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/v1/models", self._models),
+                web.post("/v1/chat/completions", self._complete),
+                web.post("/v1/completions", self._complete),
+                web.get("/paceline/status", self._status),
+                web.post("/paceline/stage", self._stage),
+                web.post("/paceline/commit", self._commit),
+                web.post("/paceline/capture", self._capture),
+                web.post("/paceline/depth", self._set_depth),
+            ]
+        )
+        return app
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            schema_version=SCHEMA_VERSION,
+            engine_id=self.id,
+            engine_epoch=self.epoch,
+            sent_at_s=time.time(),
+            draft_version=self._draft_version,
+            target_version=0,
+            capture_rate=self._capture_rate,
+            acceptance=[],
+            num_captured_rows=0,
+            num_dropped_rows={},
+        )
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        labels = f'{{engine="0",model_name="{MODEL}"}}'
+        lines = (
+            "# TYPE vllm:num_requests_running gauge",
+            f"vllm:num_requests_running{labels} {self.num_running}",
+            "# TYPE vllm:num_requests_waiting gauge",
+            f"vllm:num_requests_waiting{labels} 0",
+            "# TYPE vllm:kv_cache_usage_perc gauge",
+            f"vllm:kv_cache_usage_perc{labels} 0",
+        )
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        fields: dict[str, Any] = msgspec.json.decode(await request.read())
+        if fields.get("model", MODEL) != MODEL:
+            message = f"The model `{fields['model']}` does not exist."
+            return _json({"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}}, status=404)
+        answer = Answer(fields, self._alphabet, is_chat=request.path.endswith("/chat/completions"))
+        self.num_running += 1
+        try:
+            if fields.get("stream"):
+                return await self._stream(request, answer)
+            await asyncio.sleep(self.pace.first_token_s + self.pace.between_tokens_s * (answer.num_tokens - 1))
+            return _json(answer.whole())
+        finally:
+            self.num_running -= 1
+
+    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        due_s = time.monotonic() + self.pace.first_token_s
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        # Due times are absolute, so that a busy machine does not slow the model down.
+        for index in range(answer.num_tokens):
+            await asyncio.sleep(max(due_s - time.monotonic(), 0.0))
+            await response.write((answer.opening() if index == 0 else b"") + answer.chunk(index))
+            due_s += self.pace.between_tokens_s
+        await response.write(answer.ending())
+        await response.write_eof()
+        return response
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        worker = WorkerStatus(
+            rank=0,
+            pid=1,
+            runner="v1",
+            parts=["capture", "weights"],
+            draft_version=self._draft_version,
+            target_version=0,
+            staged_versions=sorted(self._staged),
+            capture_rate=self._capture_rate,
+        )
+        return _json(
+            EngineStatus(
+                schema_version=SCHEMA_VERSION,
+                engine_id=self.id,
+                engine_epoch=self.epoch,
+                vllm_version="mock",
+                spec=_SPEC,
+                num_speculative_tokens=DEPTH,
+                depth=self._depth,
+                kv=_KV,
+                workers=[worker],
+            )
+        )
+
+    async def _stage(self, request: web.Request) -> web.Response:
+        version = msgspec.json.decode(await request.read(), type=StageRequest).version
+        self._staged.add(version)
+        return _json({"version": version})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        wanted = msgspec.json.decode(await request.read(), type=CommitRequest)
+        previous, self._draft_version = self._draft_version, wanted.version
+        return _json(CommitReport(version=wanted.version, previous=previous, apply_ms=0.0, rpc_ms=0.0))
+
+    async def _capture(self, request: web.Request) -> web.Response:
+        self._capture_rate = msgspec.json.decode(await request.read(), type=CaptureRequest).rate
+        return _json({"rate": self._capture_rate})
+
+    async def _set_depth(self, request: web.Request) -> web.Response:
+        self._depth = msgspec.json.decode(await request.read(), type=DepthRequest).depth
+        return _json({"depth": self._depth})
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+
+
+async def publish_stats(engine: MockEngine, endpoint: str) -> None:
+    """Tell the counters once a second, as long as the engine runs."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.linger = 0
+        publisher.bind(endpoint)
+        while True:
+            await publisher.send_multipart([TOPIC_STATS, encode(engine.stats())])
+            await asyncio.sleep(_STATS_EVERY_S)
+
+
+@asynccontextmanager
+async def serving(engine: MockEngine, port: int, events_endpoint: str) -> AsyncIterator[str]:
+    """Listen on loopback while the block runs; yields the engine's URL."""
+    runner = web.AppRunner(engine.app(), handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    publishing = asyncio.create_task(publish_stats(engine, events_endpoint))
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        await runner.cleanup()
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    pace = Pace(first_token_s=options.first_token_s, between_tokens_s=options.between_tokens_s)
+    engine = MockEngine(options.id, pace, Alphabet(options.target_dir))
+    async with serving(engine, options.port, options.events_endpoint):
+        await stop.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.mock_engine", description="An engine that says the alphabet.")
+    parser.add_argument("--id", required=True, help="the engine id it answers to")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--events-endpoint", required=True, help="ZMQ address its stats are published at")
+    parser.add_argument("--target-dir", type=Path, help="whose tokenizer.json gives the letters their ids")
+    parser.add_argument("--first-token-s", type=float, default=0.05, help="seconds to the first token (default 0.05)")
+    parser.add_argument("--between-tokens-s", type=float, default=0.05, help="seconds between tokens (default 0.05)")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

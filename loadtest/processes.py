@@ -1,0 +1,104 @@
+"""Processes under measurement: started, awaited by HTTP, and stopped for certain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from loadtest.client import new_session
+
+START_DEADLINE_S = 900.0
+POLL_S = 0.5
+_STOP_DEADLINE_S = 60.0
+_TAIL_LINES = 40
+
+
+class SystemUnderTestError(Exception):
+    """The system under measurement did not start, or does not do what it must for a measurement."""
+
+
+@asynccontextmanager
+async def running_process(
+    argv: Sequence[str],
+    *,
+    ready_url: str,
+    environment: Mapping[str, str] | None = None,
+    deadline_s: float = START_DEADLINE_S,
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """Start a process in a session of its own, yield it when `ready_url` answers 200, stop it.
+
+    Raises SystemUnderTestError with the last lines of its output where it does not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
+        output = Path(directory) / "output.log"
+        with output.open("wb") as log:
+            process = subprocess.Popen(
+                list(argv),
+                env=None if environment is None else dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            await _until_healthy(process, ready_url, output, time.monotonic() + deadline_s)
+            yield process
+        finally:
+            await stop(process)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports nobody listens on at the moment, all different."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def check_alive(process: subprocess.Popen[bytes], output: Path, deadline_s: float) -> None:
+    """Raises SystemUnderTestError where the process has ended or `deadline_s` of the monotonic clock is past."""
+    if process.poll() is None and time.monotonic() < deadline_s:
+        return
+    tail = "\n".join(output.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+    what = "was not ready in time" if process.poll() is None else f"ended with code {process.returncode}"
+    raise SystemUnderTestError(f"{' '.join(map(str, process.args[1:4]))} {what}:\n{tail}")  # type: ignore[index]
+
+
+async def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL where that does not help."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        await asyncio.to_thread(process.wait, _STOP_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+async def _until_healthy(process: subprocess.Popen[bytes], url: str, output: Path, deadline_s: float) -> None:
+    async with new_session(1) as session:
+        while True:
+            check_alive(process, output, deadline_s)
+            try:
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, OSError):
+                pass
+            await asyncio.sleep(POLL_S)

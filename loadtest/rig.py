@@ -1,0 +1,99 @@
+"""Mock engines and gateways as processes, to measure what lies between a client and an engine.
+
+Gateways are configured by the JSON the launcher would write, and started by the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.mock_engine import Pace
+from loadtest.processes import free_ports, running_process
+from loadtest.system import ENGINE_TOKEN_VARIABLE
+
+OPERATOR_TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
+_TOKEN = "bench-token"
+_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class MockAddress:
+    """Where one mock engine is, running or to be started again."""
+
+    id: str
+    port: int
+    events_port: int
+    pace: Pace
+    target_dir: str | None
+    """Whose vocabulary it speaks."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def endpoint(self) -> dict[str, Any]:
+        """As a gateway's configuration names it."""
+        return {"id": self.id, "url": self.url, "events_endpoint": self._events_endpoint}
+
+    def argv(self) -> list[str]:
+        """The command that starts it."""
+        target = ["--target-dir", self.target_dir] if self.target_dir else []
+        return [
+            *(sys.executable, "-m", "loadtest.mock_engine", "--id", self.id, "--port", str(self.port)),
+            *("--events-endpoint", self._events_endpoint),
+            *("--first-token-s", str(self.pace.first_token_s), "--between-tokens-s", str(self.pace.between_tokens_s)),
+            *target,
+        ]
+
+    @property
+    def _events_endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.events_port}"
+
+
+def mock_addresses(number: int, pace: Pace, *, target_dir: str | None = None) -> list[MockAddress]:
+    """Addresses for that many mock engines, on free ports."""
+    ports = free_ports(2 * number)
+    return [MockAddress(f"engine-{index}", ports[2 * index], ports[2 * index + 1], pace, target_dir) for index in range(number)]
+
+
+@asynccontextmanager
+async def running_mocks(addresses: Sequence[MockAddress]) -> AsyncIterator[list[int]]:
+    """Start a mock engine at each address; yields their pids."""
+    async with AsyncExitStack() as stack:
+        yield [
+            (await stack.enter_async_context(running_process(address.argv(), ready_url=f"{address.url}/health"))).pid
+            for address in addresses
+        ]
+
+
+def gateway_config(engines: Sequence[MockAddress]) -> dict[str, Any]:
+    """The resolved configuration of a gateway in front of mock engines, its state directory and ports still to be set."""
+    endpoints = [engine.endpoint() for engine in engines]
+    target_dir = engines[0].target_dir
+    return {"gateway": {}, "admission": {}, "canary": {}, "routing": {}, "engines": endpoints, "target_dir": target_dir}
+
+
+@asynccontextmanager
+async def running_gateway(config: Mapping[str, Any], *, engine_token: str = _TOKEN) -> AsyncIterator[str]:
+    """A gateway process with this configuration on free ports; yields the URL of its public port when it is ready.
+
+    It gets no KV events: an engine sends them to one gateway only, and the mock sends none.
+    """
+    port, admin_port = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
+        own = {"gateway": {**config["gateway"], "port": port, "admin_port": admin_port}, "kv_events_endpoint": ""}
+        path = Path(directory) / "gateway.json"
+        path.write_text(json.dumps({"state_dir": directory, **config, **own}))
+        environment = os.environ | {OPERATOR_TOKEN_VARIABLE: _TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}
+        argv = [sys.executable, "-m", "launch.cli", "serve", "--resolved", str(path)]
+        url = f"http://127.0.0.1:{port}"
+        async with running_process(argv, ready_url=f"{url}/ready", environment=environment, deadline_s=_DEADLINE_S):
+            yield url
