@@ -1,0 +1,98 @@
+"""A publisher that speaks vLLM's KV event protocol over real sockets, and can lose messages on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+def stored(hashes: list[int], parent: int | None, tokens: list[int], block: int, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": block,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        **more,
+    }
+
+
+def removed(hashes: list[int], **more: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", **more}
+
+
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+class KvPublisher:
+    """One engine process: PUB connects to the gateway, ROUTER repeats."""
+
+    def __init__(self, context: zmq.asyncio.Context, engine_id: str, endpoint: str, replay_address: str | None = None) -> None:
+        self._topic = f"kv@{engine_id}".encode()
+        self._pub = context.socket(zmq.XPUB)  # A PUB that tells when it is subscribed to.
+        self._pub.linger = 0
+        self._pub.connect(endpoint)
+        self._router = context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        if replay_address is None:
+            port = self._router.bind_to_random_port("tcp://127.0.0.1")
+            self.replay_address = f"tcp://127.0.0.1:{port}"
+        else:
+            self._router.bind(replay_address)
+            self.replay_address = replay_address
+        self.kept: list[tuple[int, bytes]] = []
+        self.lost_in_replay: set[int] = set()
+        """Numbers the next replay leaves out once."""
+        self.num_replays = 0
+        self.is_silent = False
+        self._number = 0
+        self._server = asyncio.create_task(self._serve())
+
+    async def subscribed(self) -> None:
+        """Wait for the gateway; before that, what is sent live is dropped."""
+        async with asyncio.timeout(10):
+            assert await self._pub.recv() == b"\x01kv@"
+
+    async def publish(self, *events: Any, live: bool = True, keep: bool = True) -> None:
+        payload = msgspec.msgpack.encode([time.time(), list(events), 0])
+        await self.publish_raw(payload, live=live, keep=keep)
+
+    async def publish_raw(self, payload: bytes, *, live: bool = True, keep: bool = True) -> None:
+        number, self._number = self._number, self._number + 1
+        if keep:
+            self.kept.append((number, payload))
+        if live:
+            await self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
+
+    async def send_frames(self, frames: list[bytes]) -> None:
+        await self._pub.send_multipart(frames)
+
+    async def _serve(self) -> None:
+        while True:
+            client, _, first = await self._router.recv_multipart()
+            self.num_replays += 1
+            if self.is_silent:
+                continue
+            skipped, self.lost_in_replay = self.lost_in_replay, set()
+            for number, payload in self.kept:
+                if number >= int.from_bytes(first, "big") and number not in skipped:
+                    await self._router.send_multipart([client, b"", self._topic, number.to_bytes(8, "big"), payload])
+            await self._router.send_multipart([client, b"", b"", END, b""])
+
+    async def close(self) -> None:
+        self._server.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._server
+        self._pub.close()
+        self._router.close()
