@@ -19,8 +19,6 @@ CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
 GPU_WORKER = "server.engine.worker_gpu.PacelineGpuWorker"
 
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_REPLAYED_STEPS = 50_000
-"""Steps whose KV events an engine can repeat, about 300 bytes each: a gateway that starts anew learns what is cached."""
 
 _CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "kv_cache_memory_bytes": 1 << 30}
 _DEFAULTS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "enable_prefix_caching": True}
@@ -94,7 +92,6 @@ def kv_events_config(config: SystemConfig, endpoint: EngineEndpoint) -> dict[str
         "endpoint": config.kv_events_endpoint,
         "topic": f"kv@{endpoint.id}",
         "replay_endpoint": endpoint.kv_replay_endpoint,
-        "buffer_steps": _REPLAYED_STEPS,
     }
 
 

@@ -26,6 +26,7 @@ from wire.control import (
     DepthRequest,
     Digest,
     EngineStatus,
+    KvLayout,
     StageRequest,
     WorkerStatus,
 )
@@ -100,6 +101,7 @@ class EngineControl:
             spec=msgspec.convert(answers[0]["spec"], CaptureSpec),
             num_speculative_tokens=answers[0]["num_speculative_tokens"],
             depth=await self._engine.engine_core.call_utility_async(UTILITY, None),
+            kv=_whole_layout([msgspec.convert(answer["kv"], KvLayout) for answer in answers]),
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
         )
 
@@ -155,6 +157,11 @@ class EngineControl:
         answers = await self._engine.collective_rpc(method, args=args)
         _raise_refusals(answers)
         return answers
+
+
+def _whole_layout(ranks: list[KvLayout]) -> KvLayout:
+    """Ranks differ in nothing but share the bytes of a token among them."""
+    return msgspec.structs.replace(ranks[0], bytes_per_token=sum(rank.bytes_per_token for rank in ranks))
 
 
 def _raise_refusals(answers: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from server.engine import mends
 from server.engine.capture import Capture
 from server.engine.digest import model_digest
+from server.engine.kv_layout import kv_layout
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import parts_config
 from server.engine.stage import DraftLoader, Stage, read_weights
@@ -77,6 +78,7 @@ class PacelineWorker(_Base):
             "epoch": self._capture.epoch,
             "spec": self._spec,
             "num_speculative_tokens": self.speculative_config.num_speculative_tokens,
+            "kv": kv_layout(self.model_runner.kv_cache_config, self.vllm_config),
         }
 
     def paceline_stage(self, version: int) -> Answer:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,17 @@ class LiveEngine:
         self.url, self.model, self.state_dir, self.target_dir = url, model, state_dir, target_dir
         self.listener = listener
         self.process = process
+
+    def metric(self, name: str) -> float:
+        """Sum over the series of one of vLLM's metrics, 0 where there is none."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole engine."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def call(self, path: str, body: Any = None, *, token: str | None = TOKEN) -> tuple[int, Any]:
         """(status, decoded JSON) of a GET, or of a POST where there is a body."""
@@ -187,10 +199,14 @@ def start_engine(
     *,
     options: list[str],
     worker_cls: str = "server.engine.worker_cpu.PacelineCpuWorker",
+    engine_id: str = "engine-under-test",
+    core: int = 0,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[LiveEngine]:
+    """`variables` are added to the engine's environment."""
     port, capture_port, events_port = free_ports(3)
     parts = EnginePartsConfig(
-        engine_id="engine-under-test",
+        engine_id=engine_id,
         state_dir=state_dir,
         target_dir=target_dir,
         draft_vocab_size=draft_vocab_size,
@@ -218,13 +234,14 @@ def start_engine(
         "VLLM_PLUGINS": "paceline,paceline_control,engine_test_rpc",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
         "PYTHONPATH": os.pathsep.join(str(path) for path in (Path(__file__).parent, Path(__file__).parent / "plugins")),
     }
+    environment |= variables or {}
     openmp = find_openmp()
     if openmp is not None:
         environment["LD_PRELOAD"] = str(openmp)
-    log_path = state_dir / "engine.log"
+    log_path = state_dir / f"{engine_id}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(argv, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     listener = Listener(parts.capture_endpoint, parts.events_endpoint)

@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 import vllm
 
 import server.engine
@@ -148,6 +150,66 @@ def test_endpoint_plugins_are_called_as_ours_expects() -> None:
 
     assert isinstance(ControlPlugin(), EndpointPlugin)
     assert parameters(EndpointPlugin.init_state) == ["self", "engine_client", "state", "args"]
+
+
+def test_nixl_reads_its_lease_where_we_put_it() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, base_worker
+
+    for module in (base_scheduler, base_worker):
+        source = inspect.getsource(module)
+        assert 'get_from_extra_config(\n                "kv_lease_duration"' in source or '"kv_lease_duration", 30' in source
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in inspect.getsource(base_scheduler)
+
+
+def test_nixl_still_moves_the_worker_to_the_last_core() -> None:
+    """When this fails, the override of `initialize_from_config` in worker_cpu.py may have lost its reason."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    assert "os.sched_setaffinity(0, rsv_cores_for_kv)" in inspect.getsource(NixlBaseConnectorWorker.__init__)
+    assert parameters(CPUWorker.initialize_from_config) == ["self", "kv_cache_config"]
+    assert "ensure_kv_transfer_initialized(" in inspect.getsource(CPUWorker.initialize_from_config)
+
+
+def test_both_runners_keep_the_cache_config_the_layout_is_read_from() -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, iter_layer_specs
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+
+    for runner in (RunnerV1, RunnerV2):
+        assert "self.kv_cache_config = kv_cache_config" in inspect.getsource(runner)
+    assert {"num_blocks", "kv_cache_groups"} <= {field.name for field in dataclasses.fields(KVCacheConfig)}
+    assert {"layer_names", "kv_cache_spec"} <= {field.name for field in dataclasses.fields(KVCacheGroupSpec)}
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=8, dtype=torch.float32)
+    assert list(iter_layer_specs(spec)) == [spec]
+    assert spec.page_size_bytes == 32 * 2 * 2 * 8 * 4
+
+
+def test_kv_events_are_what_the_gateway_reads() -> None:
+    from vllm.distributed import kv_events as vllm_events
+
+    from server.routing import kv_messages
+
+    stored = vllm_events.BlockStored(
+        block_hashes=[b"a" * 32, b"b" * 32],
+        parent_block_hash=None,
+        token_ids=[1, 2, 3, 4],
+        block_size=2,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        extra_keys=[("salt",), None],
+    )
+    removed = vllm_events.BlockRemoved(block_hashes=[b"a" * 32], medium="GPU")
+    batch = vllm_events.EventBatch(ts=1.0, events=[stored, removed, vllm_events.AllBlocksCleared()])
+    read = kv_messages.decode_events(msgspec.msgpack.encode(batch))
+    assert [type(event).__name__ for event in read] == ["BlockStored", "BlockRemoved", "AllBlocksCleared"]
+    first = read[0]
+    assert isinstance(first, kv_messages.BlockStored)
+    assert (first.token_ids, first.block_size, first.keys(), first.is_plain) == ([1, 2, 3, 4], 2, [["salt"], None], True)
+    publisher = vllm_events.ZmqEventPublisher
+    assert not publisher._is_bind_endpoint("tcp://127.0.0.1:5557")
+    assert publisher.offset_endpoint_port("ipc:///run/engine-kv.sock", 0) == "ipc:///run/engine-kv.sock"
 
 
 def test_the_mended_functions_are_the_ones_we_replace() -> None:
