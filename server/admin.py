@@ -13,12 +13,13 @@ from server.auth import BearerAuth
 from server.body import ClientDisconnected, read_body
 from server.drafts import Drafts
 from server.errors import ApiError, SwapInProgress, as_api_error
+from server.fleet import Engine, Fleet
 from server.health import HealthMonitor
 from server.idempotency import Answer, IdempotencyCache
 from server.learner_link import LearnerLink
 from server.public import install_error_shapes, json_response
 from server.swap import SwapCoordinator
-from wire.control import ActivateRequest, AdminStatus, CaptureRequest, LearnerReport, SwapReport
+from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport, SwapReport
 from wire.errors import PacelineError
 
 MAX_BODY_BYTES = 1 << 20
@@ -37,6 +38,7 @@ class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def admin_app(
     *,
     token: str,
+    fleet: Fleet,
     swap: SwapCoordinator,
     drafts: Drafts,
     learner: LearnerLink,
@@ -49,6 +51,7 @@ def admin_app(
     app.add_middleware(BearerAuth, token=token)
     _add_draft_routes(app, swap, drafts)
     _add_learner_routes(app, learner, drafts)
+    _add_engine_routes(app, fleet)
 
     @app.get("/admin/status")
     async def get_status() -> Response:
@@ -115,6 +118,35 @@ def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts) -> N
     async def resume() -> Response:
         learner.is_paused = False
         return json_response(learner.view())
+
+
+def _add_engine_routes(app: FastAPI, fleet: Fleet) -> None:
+    def find(engine_id: str) -> Engine:
+        engine = fleet.find(engine_id)
+        if engine is None:
+            known = sorted(one.id for one in fleet.engines)
+            raise ApiError(404, f"there is no engine {engine_id[:80]!r}; there are {known}", code="engine_not_found")
+        return engine
+
+    @app.post("/admin/engines/{engine_id}/drain")
+    async def drain(engine_id: str) -> Response:
+        """Nothing new goes to the engine; what it has, it ends. Ask again until it is drained."""
+        return json_response(_set_draining(find(engine_id), True))
+
+    @app.post("/admin/engines/{engine_id}/undrain")
+    async def undrain(engine_id: str) -> Response:
+        return json_response(_set_draining(find(engine_id), False))
+
+
+def _set_draining(engine: Engine, is_draining: bool) -> DrainView:
+    engine.is_draining = is_draining
+    return DrainView(
+        id=engine.id,
+        is_draining=engine.is_draining,
+        is_drained=engine.is_drained,
+        num_in_flight=engine.num_in_flight,
+        lease_left_s=round(engine.lease_left_s, 3),
+    )
 
 
 def _version(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from server.body import Receive
 from server.completions import send_error
 from server.errors import ApiError
-from server.proxy import Send
+from server.relay.exchange import Send
 
 
 class BearerAuth:

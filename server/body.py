@@ -58,8 +58,8 @@ async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], *, max
         raise ApiError(408, f"the request body did not arrive within {timeout_s:g} s", code="body_timeout") from None
 
 
-def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> bytes:
-    """The body for the engine; raises ApiError (400) saying what is wrong with the client's."""
+def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> dict[str, Raw]:
+    """The fields of the body for the engine; raises ApiError (400) saying what is wrong with the client's."""
     fields = _parse(body)
     for name in _INTERNAL_FIELDS:
         if bytes(fields.get(name, b"null")) != b"null":
@@ -69,7 +69,7 @@ def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> bytes:
     encode = msgspec.json.encode
     xargs.update((name, Raw(encode(value))) for name, value in identity.engine_args().items())
     fields["vllm_xargs"] = Raw(encode(xargs))
-    return encode(fields)
+    return fields
 
 
 def _parse(body: bytes) -> dict[str, Raw]:
@@ -90,13 +90,13 @@ def _check_choices(fields: dict[str, Raw], max_choices: int) -> None:
     num_choices = 1 if count is None else count
     if num_choices > max_choices:
         raise ApiError(400, f"n must be at most {max_choices}, got {num_choices}", code="too_many_choices", param="n")
-    num_prompts = sum(_num_prompts(bytes(fields[name])) for name in _PROMPT_FIELDS if name in fields)
-    if num_choices * num_prompts > max_choices:
-        message = f"n times the number of prompts must be at most {max_choices}, got {num_choices} times {num_prompts}"
+    total = sum(num_prompts(bytes(fields[name])) for name in _PROMPT_FIELDS if name in fields)
+    if num_choices * total > max_choices:
+        message = f"n times the number of prompts must be at most {max_choices}, got {num_choices} times {total}"
         raise ApiError(400, message, code="too_many_choices", param="prompt")
 
 
-def _num_prompts(value: bytes) -> int:
+def num_prompts(value: bytes) -> int:
     """How many prompts a field holds: a list is one prompt where it lists token ids, else one prompt per element."""
     if not value.startswith(b"["):
         return int(value != b"null")

@@ -12,7 +12,8 @@ from server.admission import Admission
 from server.body import ClientDisconnected, Receive, prepare_body, read_body
 from server.errors import ApiError
 from server.identity import read_identity, read_request_id
-from server.proxy import Exchange, Proxy, Send, StreamBroken, until_disconnected
+from server.relay.exchange import Exchange, Send
+from server.relay.proxy import Proxy, StreamBroken, until_disconnected
 from server.traffic import DISCONNECTED, REFUSED, SERVED, Timer, Traffic
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,10 @@ class ModelRoute:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         timer = Timer(self.path)
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        exchange = Exchange(scope["method"], self.path, None, read_request_id(headers))
+        exchange = Exchange(scope["method"], self.path, read_request_id(headers))
         try:
             if exchange.method == "POST":
-                exchange.body = await self._body(headers, receive, exchange.request_id)
+                await self._read(exchange, headers, receive)
             with self._admission.slot():
                 work = self._proxy.relay(exchange, send, on_first_byte=lambda: self._traffic.first_byte(timer))
                 if not await until_disconnected(work, _disconnected(receive)):
@@ -54,12 +55,14 @@ class ModelRoute:
         finally:
             self._traffic.finished(timer)
 
-    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive, request_id: str) -> bytes:
+    async def _read(self, exchange: Exchange, headers: list[tuple[bytes, bytes]], receive: Receive) -> None:
+        """Fill in what the client sent."""
         settings = self._admission.settings
-        identity = read_identity(headers, request_id)
+        identity = read_identity(headers, exchange.request_id)
         with self._admission.reading():
             body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-        return prepare_body(body, identity, max_choices=settings.max_choices)
+        exchange.fields = prepare_body(body, identity, max_choices=settings.max_choices)
+        exchange.session = identity.session
 
 
 async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:

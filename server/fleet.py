@@ -6,13 +6,18 @@ This module holds state; `health` finds it out and `swap` changes drafts.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from server.config import PoolKind
 from server.engines import EngineClient
+from server.relay.breaker import Breaker
 from wire.control import EngineStatus, EngineView
 from wire.spec import CaptureSpec
+
+KV_LEASE_S = 30.0
+"""How long a prefill engine keeps blocks that nobody pulls; vLLM's `kv_lease_duration`, which the plan leaves as it is."""
 
 
 class Engine:
@@ -33,6 +38,9 @@ class Engine:
         self.draft_version: int | None = None
         self.target_version: int | None = None
         self.num_in_flight = 0
+        self.breaker = Breaker()
+        self.last_lease_s: float | None = None
+        """When it last held KV for another engine, on the monotonic clock."""
         self.wake = asyncio.Event()
         """Set to have the next health probe now."""
 
@@ -46,7 +54,22 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        return self.ready and not self.is_draining
+        return self.ready and not self.is_draining and self.breaker.allows
+
+    @property
+    def why_not(self) -> str:
+        """Why it takes no requests, or what is odd about it; empty when all is well."""
+        return self.reason or self.breaker.reason or ("draining" if self.is_draining else "")
+
+    @property
+    def lease_left_s(self) -> float:
+        """Until no other engine can want blocks of this one."""
+        return 0.0 if self.last_lease_s is None else max(self.last_lease_s + KV_LEASE_S - time.monotonic(), 0.0)
+
+    @property
+    def is_drained(self) -> bool:
+        """It can be stopped and nobody notices."""
+        return self.is_draining and self.num_in_flight == 0 and self.lease_left_s == 0.0
 
     @property
     def epoch(self) -> str:
@@ -54,6 +77,9 @@ class Engine:
 
     def adopt(self, status: EngineStatus) -> None:
         """Remember what the engine says of itself."""
+        if status.engine_epoch != self.epoch:
+            self.breaker.reset()
+            self.last_lease_s = None
         self.status = status
         self.draft_version = status.workers[0].draft_version
         self.target_version = status.workers[0].target_version
@@ -67,11 +93,13 @@ class Engine:
 
     def suspect(self, reason: str) -> None:
         """A request met a dead connection: stop sending and probe now."""
+        self.breaker.fail()
         self.mark_down(reason)
         self.wake.set()
 
     def doubt(self) -> None:
         """One stream broke; the engine may be well, so it goes on serving until the probe this asks for."""
+        self.breaker.fail()
         self.wake.set()
 
     def request_sync(self) -> None:
@@ -83,9 +111,11 @@ class Engine:
     def request(self) -> Iterator[None]:
         """Count one request in flight."""
         self.num_in_flight += 1
+        self.breaker.begin()
         try:
             yield
         finally:
+            self.breaker.end()
             self.num_in_flight -= 1
 
     def view(self) -> EngineView:
@@ -93,7 +123,7 @@ class Engine:
         return EngineView(
             id=self.id,
             ready=self.ready,
-            reason=self.reason,
+            reason=self.reason or self.breaker.reason,
             engine_epoch=self.epoch,
             draft_version=self.draft_version,
             target_version=self.target_version,
@@ -115,9 +145,14 @@ class Fleet:
     def ready(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.ready]
 
+    def find(self, engine_id: str) -> Engine | None:
+        return next((engine for engine in self.engines if engine.id == engine_id), None)
+
     def choose(self, exclude: Collection[Engine] = ()) -> Engine | None:
         """Where the next request goes: the ready engine with the fewest requests in flight."""
-        candidates = [engine for engine in self.engines if engine.takes_requests and engine.can_decode and engine not in exclude]
+        candidates = [
+            engine for engine in self.engines if engine.takes_requests and engine.can_decode and engine not in exclude
+        ]
         return min(candidates, key=lambda engine: engine.num_in_flight, default=None)
 
     def spec(self) -> CaptureSpec | None:
@@ -128,8 +163,7 @@ class Fleet:
         """Empty when at least one engine can answer requests."""
         if any(engine.takes_requests and engine.can_decode for engine in self.engines):
             return ""
-        reasons = (f"{engine.id}: {'draining' if engine.is_draining else engine.reason}" for engine in self.engines)
-        return "no engine is ready: " + "; ".join(reasons)
+        return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.why_not or engine.kind}" for engine in self.engines)
 
 
 def common_parts(status: EngineStatus) -> list[str]:

@@ -27,8 +27,11 @@ from server.fleet import Engine, Fleet
 from server.health import HealthMonitor
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
-from server.proxy import Proxy
 from server.public import public_app
+from server.relay.plain_routing import Prompts, Router
+from server.relay.prefill import PrefillLegs
+from server.relay.proxy import Proxy
+from server.relay.resume import Resumption
 from server.scrape import MetricsPage
 from server.status import StatusPage
 from server.swap import SwapCoordinator
@@ -58,11 +61,23 @@ class Gateway:
         self.drafts = Drafts(DraftStore(config.state_dir))
         self.canary = Canary(self.ledger, config.canary)
         self.swap = SwapCoordinator(self.fleet, self.drafts, self.canary, self.metrics, deadline_s=settings.swap_deadline_s)
-        self.health = HealthMonitor(self.fleet, self.swap, settings)
+        self.health = HealthMonitor(self.fleet, self.swap, settings, on_restart=self._forget_kv)
         self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.metrics)
         self.learner = LearnerLink()
         self.admission = Admission(config.admission)
         self.traffic = Traffic(self.metrics)
+        self.prefills = PrefillLegs(self.fleet, self.session, self.metrics)
+        self.router = Router(self.fleet)
+        self.proxy = Proxy(
+            self.fleet,
+            self.session,
+            self.metrics,
+            prompts=Prompts(),
+            router=self.router,
+            prefills=self.prefills,
+            open_stream=Resumption(self.fleet, config.target_dir).open,
+            max_moves=config.routing.max_moves,
+        )
         self.status = StatusPage(self)
         self._started_s = time.monotonic()
         self._register_collectors()
@@ -71,6 +86,7 @@ class Gateway:
         )
         self.admin = admin_app(
             token=operator_token,
+            fleet=self.fleet,
             swap=self.swap,
             drafts=self.drafts,
             learner=self.learner,
@@ -88,6 +104,7 @@ class Gateway:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.context.destroy, linger=0)
             await stack.enter_async_context(self.session)
+            stack.push_async_callback(self.prefills.close)
             await stack.enter_async_context(_background(self._chores()))
             servers = [
                 asyncio.ensure_future(public.serve(sockets=[public_socket])),
@@ -111,7 +128,10 @@ class Gateway:
             await self.swap.check_canary()
 
     def _route(self, path: str) -> ModelRoute:
-        return ModelRoute(path, Proxy(self.fleet, self.session, self.metrics), self.admission, self.traffic)
+        return ModelRoute(path, self.proxy, self.admission, self.traffic)
+
+    def _forget_kv(self, engine: Engine) -> None:
+        """Another process answers under this engine's id."""
 
     def _register_collectors(self) -> None:
         registry = self.metrics.registry

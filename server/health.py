@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from server.config import GatewaySettings
 from server.fleet import Engine, Fleet, common_parts
@@ -38,12 +39,16 @@ class PartsMissing(WireError):
 class HealthMonitor:
     """Keeps `Engine.ready` true to life."""
 
-    def __init__(self, fleet: Fleet, swap: SwapCoordinator, settings: GatewaySettings) -> None:
+    def __init__(
+        self, fleet: Fleet, swap: SwapCoordinator, settings: GatewaySettings, *, on_restart: Callable[[Engine], None]
+    ) -> None:
         self.capture_rate: float | None = None
         """The operator's last wish; applied to every engine that comes up."""
         self._fleet = fleet
         self._swap = swap
         self._settings = settings
+        self._on_restart = on_restart
+        """Told when another process answers under an engine's id."""
         self._hung: set[Engine] = set()
         """Engines whose core does not answer."""
 
@@ -100,7 +105,10 @@ class HealthMonitor:
         try:
             status = await engine.client.status()
             self._check(engine, status)
+            is_restarted = engine.epoch not in ("", status.engine_epoch)
             engine.adopt(status)
+            if is_restarted:
+                self._on_restart(engine)
             if self.capture_rate is not None:
                 await engine.client.set_capture(self.capture_rate)
             await self._swap.align(engine)
@@ -145,6 +153,8 @@ class HealthMonitor:
             logger.warning(
                 "engine %s (%s) is not ready: %s%s", engine.id, engine.client.base_url, reason, f" ({cause!r})" * bool(cause)
             )
+        if engine.ready:
+            engine.breaker.fail()
         engine.mark_down(reason)
 
     async def _pause(self, engine: Engine) -> None:

@@ -1,6 +1,6 @@
-"""Who a request belongs to: its id, tenant, domain and wish about capture, read from headers and validated.
+"""Who a request belongs to: its id, tenant, domain, session and wish about capture, read from headers and validated.
 
-This module owns the `X-Paceline-*` request headers. It does not know bodies or engines.
+This module owns the request headers that are ours. It does not know bodies or engines.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Identity:
     tenant: str
     domain: str
     capture: bool
+    session: str | None = None
+    """The client's name for its conversation; its requests are best answered where the earlier ones were."""
 
     def engine_args(self) -> dict[str, str | int]:
         """What the engine's worker reads from `vllm_xargs`."""
@@ -46,14 +48,18 @@ def read_identity(headers: list[tuple[bytes, bytes]], request_id: str) -> Identi
         tenant=_label(headers, "X-Paceline-Tenant"),
         domain=_label(headers, "X-Paceline-Domain"),
         capture=_capture(headers),
+        session=_optional_label(headers, "X-Session-Id"),
     )
 
 
 def _label(headers: Iterable[tuple[bytes, bytes]], name: str) -> str:
+    value = _optional_label(headers, name)
+    return DEFAULT_LABEL if value is None else value
+
+
+def _optional_label(headers: Iterable[tuple[bytes, bytes]], name: str) -> str | None:
     value = _header(headers, name.lower().encode())
-    if value is None:
-        return DEFAULT_LABEL
-    if not _LABEL.fullmatch(value):
+    if value is not None and not _LABEL.fullmatch(value):
         raise ApiError(400, f"{name} must be 1 to 64 of A-Z a-z 0-9 . _ : -, got {value[:80]!r}", code="bad_header", param=name)
     return value
 

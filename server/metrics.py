@@ -41,6 +41,24 @@ class Metrics:
             ["engine"],
             registry=registry,
         )
+        self.moves = Counter(
+            "paceline_stream_moves", "Streams that went on elsewhere, by engine left.", ["engine"], registry=registry
+        )
+        self.prefill_failures = Counter(
+            "paceline_prefill_failures",
+            "Prefill legs that gave no KV, so that the decode engine computed the prompt, by prefill engine.",
+            ["engine"],
+            registry=registry,
+        )
+        self.leases_held = Gauge(
+            "paceline_kv_leases_held", "KV held by prefill engines for requests that wait for it.", registry=registry
+        )
+        self.leases = Counter(
+            "paceline_kv_leases",
+            "Ends of such holds: `pulled` by a decode engine, `released` unused, or left until they `expired`.",
+            ["end"],
+            registry=registry,
+        )
         self.swaps = Counter(
             "paceline_swaps", "Attempts to change the active draft.", ["trigger", "outcome"], registry=registry
         )

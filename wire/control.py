@@ -159,6 +159,18 @@ class EngineView(Struct, frozen=True, kw_only=True):
     is_draining: bool = False
 
 
+class DrainView(Struct, frozen=True, kw_only=True):
+    """gateway -> launcher or operator: the answer to POST /admin/engines/{id}/drain and /undrain. Asking again is harmless."""
+
+    id: str
+    is_draining: bool
+    is_drained: bool
+    """It has nothing in flight and holds no KV for others: it can be stopped and nobody notices."""
+    num_in_flight: int
+    lease_left_s: float
+    """Until no other engine can want KV blocks of this one."""
+
+
 class CanaryView(Struct, frozen=True, kw_only=True):
     """The watch over live AL after a commit."""
 

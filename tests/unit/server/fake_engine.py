@@ -16,9 +16,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 from aiohttp import web
+from fake_model import FakeModel
 
-from server.config import EngineEndpoint
-from wire.control import EngineStatus, WorkerStatus
+from server.config import EngineEndpoint, PoolKind
+from wire.control import EngineStatus, KvLayout, WorkerStatus
 from wire.errors import ArtifactError
 from wire.messages import TOPIC_STATS, AcceptanceCount, EngineStats, encode
 from wire.spec import SCHEMA_VERSION, CaptureSpec
@@ -26,6 +27,11 @@ from wire.store import DraftStore
 
 TOKEN = "engine-token"
 PARTS = ["capture", "weights"]
+DEATH = (
+    b'data: {"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}}\n\n'
+)
+"""How vLLM's server reports the death of its core; `[DONE]` follows."""
+MAX_MODEL_LEN = 512
 VLLM_METRICS = """\
 # HELP vllm:num_requests_running Requests running.
 # TYPE vllm:num_requests_running gauge
@@ -50,6 +56,7 @@ class FakeEngine:
 
     def __init__(self, engine_id: str, spec: CaptureSpec, state_dir: Path, *, draft_version: int) -> None:
         self.id = engine_id
+        self.kind: PoolKind = "combined"
         self.spec = spec
         self.store = DraftStore(state_dir)
         self.draft_version = draft_version
@@ -67,6 +74,18 @@ class FakeEngine:
         self.chunk_gate: asyncio.Event | None = None
         """Where set, the stream waits for it after its first chunk."""
         self.die_after_chunks: int | None = None
+        self.fail_after_chunks: int | None = None
+        """The core dies there: an error event and `[DONE]` follow."""
+        self.model: FakeModel | None = None
+        """Where set, it makes the chunks."""
+        self.first_gate: asyncio.Event | None = None
+        """Where set, a model request waits for it before anything else."""
+        self.peers: dict[str, FakeEngine] = {}
+        """Engines whose KV it can pull."""
+        self.leases: set[str] = set()
+        """KV it holds for others."""
+        self.num_pulled = 0
+        self.offers_kv = True
         self.drop_connections = False
         """Close the connection of a model request without an answer."""
         self.answer: tuple[int, dict[str, Any]] | None = None
@@ -94,7 +113,10 @@ class FakeEngine:
     @property
     def endpoint(self) -> EngineEndpoint:
         return EngineEndpoint(
-            id=self.id, url=f"http://127.0.0.1:{self._port}", events_endpoint=f"tcp://127.0.0.1:{self._events_port}"
+            id=self.id,
+            kind=self.kind,
+            url=f"http://127.0.0.1:{self._port}",
+            events_endpoint=f"tcp://127.0.0.1:{self._events_port}",
         )
 
     async def start(self) -> None:
@@ -177,7 +199,14 @@ class FakeEngine:
             spec=self.spec,
             num_speculative_tokens=3,
             depth=3,
+            kv=self.layout(),
             workers=[worker],
+        )
+
+    def layout(self) -> KvLayout:
+        transfer = {"combined": "none", "prefill": "kv_producer", "decode": "kv_consumer"}[self.kind]
+        return KvLayout(
+            block_size_tokens=16, bytes_per_token=1024, num_blocks=64, max_model_len=MAX_MODEL_LEN, transfer=transfer
         )
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -202,18 +231,45 @@ class FakeEngine:
             return web.Response()
         if self.answer is not None:
             return web.json_response(self.answer[1], status=self.answer[0])
+        params = body.get("kv_transfer_params") or {}
+        if body.get("model") not in (None, "fake"):
+            self._pull(params)
+            return _error(404, "The model does not exist.", "404")
         self.num_running += 1
         try:
+            if self.first_gate is not None:
+                await self.first_gate.wait()
+            if params.get("do_remote_decode"):
+                return self._prefill()
+            if params:
+                self.num_pulled += 1
+                self._pull(params)
             if not body.get("stream"):
                 if self.chunk_gate is not None:
                     await self.chunk_gate.wait()
                 return web.json_response({"id": "cmpl-1", "choices": [{"text": "whole"}]})
+            if self.model is not None:
+                self.chunks = self.model.chunks(request.path, body, request.headers["X-Request-Id"])
             return await self._stream(request)
         except (asyncio.CancelledError, ConnectionError):
             self.num_aborted += 1
             raise
         finally:
             self.num_running -= 1
+
+    def _prefill(self) -> web.Response:
+        params = None
+        if self.offers_kv:
+            lease = uuid.uuid4().hex
+            self.leases.add(lease)
+            params = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]]}
+            params |= {"remote_engine_id": self.id, "remote_request_id": lease, "remote_host": "h", "remote_port": 1}
+        return web.json_response({"id": "cmpl-1", "choices": [{"text": "x"}], "kv_transfer_params": params})
+
+    def _pull(self, params: dict[str, Any]) -> None:
+        """Read the blocks, or only tell their holder that nobody will."""
+        if params.get("do_remote_prefill"):
+            self.peers[params["remote_engine_id"]].leases.discard(params["remote_request_id"])
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -223,6 +279,9 @@ class FakeEngine:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+            if index == self.fail_after_chunks:
+                await response.write(DEATH + b"data: [DONE]\n\n")
+                break
             await response.write(chunk)
             if self.chunk_gate is not None:
                 await self.chunk_gate.wait()

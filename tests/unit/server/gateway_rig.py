@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from fake_engine import TOKEN, FakeEngine
 
-from server.config import AdmissionSettings, CanarySettings, GatewayConfig, GatewaySettings
+from server.config import AdmissionSettings, CanarySettings, GatewayConfig, GatewaySettings, PoolKind, RoutingSettings
 from server.gateway import Gateway, bind
 from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, GateReport, write_manifest
 from wire.messages import AcceptanceCount
@@ -164,6 +164,9 @@ async def running(
     state_dir: Path,
     *,
     num_engines: int = 1,
+    kinds: tuple[PoolKind, ...] = (),
+    target_dir: Path | None = None,
+    routing: RoutingSettings | None = None,
     engine_versions: tuple[int, ...] = (),
     admission: AdmissionSettings | None = None,
     canary: CanarySettings | None = None,
@@ -171,14 +174,18 @@ async def running(
     wait_ready: bool = True,
     before: Callable[[list[FakeEngine]], None] = lambda engines: None,
 ) -> AsyncIterator[GatewayRig]:
-    """A gateway with draft 0 active (and the floor) and `num_engines` fake engines."""
+    """A gateway with draft 0 active (and the floor) and fake engines: `num_engines`, or one of each of `kinds`."""
     store = DraftStore(state_dir)
     if store.active() is None:
         version = publish(state_dir, gate=None)
         store.set_active(version)
         store.set_floor(version)
-    versions = engine_versions or (store.active() or 0,) * num_engines
+    versions = engine_versions or (store.active() or 0,) * (len(kinds) or num_engines)
     engines = [FakeEngine(f"engine-{i}", SPEC, state_dir, draft_version=v) for i, v in enumerate(versions)]
+    for engine, kind in zip(engines, kinds, strict=False):
+        engine.kind = kind
+    for engine in engines:
+        engine.peers = {other.id: other for other in engines}
     before(engines)
     for engine in engines:
         await engine.start()
@@ -186,6 +193,8 @@ async def running(
         gateway=GatewaySettings(port=0, admin_port=0, health_interval_s=0.02, shutdown_grace_s=1, **(settings or {})),
         admission=admission or AdmissionSettings(),
         canary=canary or CanarySettings(check_every_s=0.01),
+        routing=routing or RoutingSettings(),
+        target_dir=target_dir,
         engines=tuple(engine.endpoint for engine in engines),
         state_dir=state_dir,
     )

@@ -2,10 +2,12 @@
 
 Whole, because an engine that dies in the middle of an event would otherwise leave the client half a JSON document. It knows
 how a stream ends well (`[DONE]`), and that an engine reports its own death as an error event followed by `[DONE]`, which
-a client would take for success: the error passes, what follows it does not.
+a client would take for success: the error is held apart, what follows it is dropped.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
@@ -14,19 +16,27 @@ MAX_HELD_BYTES = 1 << 20
 """No event of an engine is as long; past it bytes pass as they come."""
 
 
+class _Detail(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _Detail
+
+
 class EventRelay:
     """One stream. Feed it what arrives; send on what it returns."""
 
     def __init__(self) -> None:
         self.is_done = False
         """`[DONE]` has passed."""
-        self.has_failed = False
-        """The engine itself has reported an error."""
+        self.error = b""
+        """The engine's own error event, where it has reported one; nothing passes after it."""
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that can be sent now."""
-        if self.has_failed:
+        if self.error:
             return b""
         if self._held:
             data = self._held + data
@@ -36,8 +46,8 @@ class EventRelay:
         events, self._held = data[:cut], data[cut:]
         failure = _find_event(events, _ERROR)
         if failure >= 0:
-            self.has_failed = True
-            return events[: events.find(_END, failure) + len(_END)]
+            self.error = events[failure:].split(_END, 1)[0] + _END
+            return events[:failure]
         if _find_event(events, _DONE) >= 0:
             self.is_done = True
         return events
@@ -46,6 +56,15 @@ class EventRelay:
         """What is held of an unfinished event when the stream has ended well."""
         held, self._held = self._held, b""
         return held
+
+
+def is_engines_fault(error_event: bytes) -> bool:
+    """Whether an engine's error event tells of a failure of its own, not of the request: another engine may do better."""
+    try:
+        code = msgspec.json.decode(error_event.strip().removeprefix(b"data: "), type=_Error).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return not (isinstance(code, int) and 400 <= code < 500)
 
 
 def _find_event(events: bytes, start: bytes) -> int:

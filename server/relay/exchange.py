@@ -1,0 +1,147 @@
+"""Exchange: one client request on its way through the gateway, what its legs ask of engines, and what the client got so far.
+
+A leg is one request to one engine. An exchange has one, or one to a prefill engine and one to a decode engine, or more where
+engines die under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from server.admission import RETRY_AFTER_S
+from server.fleet import Engine
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields = dict[str, Raw]
+"""The top level of a JSON body, its values untouched."""
+_DEATH_WORDS = (b"EngineCore", b"EngineDead")
+"""An engine whose core died answers 500 with the name of vLLM's exception; to a client that is no fault of its request."""
+
+
+def tells_of_death(status: int, body: bytes | None) -> bool:
+    """Whether an engine's answer says that its core is gone."""
+    return status >= 500 and body is not None and any(word in body for word in _DEATH_WORDS)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One client request."""
+
+    method: str
+    path: str
+    request_id: str
+    fields: Fields | None = None
+    """The client's body with our arguments in it; None where the request has none."""
+    session: str | None = None
+    """What the client calls its conversation."""
+    status: int = 0
+    """Of the answer; 0 until it has begun."""
+
+    def upstream_headers(self) -> dict[str, str]:
+        headers = {"X-Request-Id": self.request_id}
+        if self.fields is not None:
+            headers["Content-Type"] = "application/json"
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What is asked of one engine."""
+
+    path: str
+    fields: Fields | None
+    token_ids: tuple[int, ...] | None = None
+    """The prompt, where it is known without tokenizing."""
+    target_version: int | None = None
+    """Where set, only engines that serve this target may answer: the answer has begun with it."""
+
+    def body(self, **changes: object) -> bytes | None:
+        """The JSON body, with these fields put in."""
+        if self.fields is None:
+            return None
+        return msgspec.json.encode({**self.fields, **changes} if changes else self.fields)
+
+
+@dataclass(slots=True)
+class Trip:
+    """Which engines one exchange has been to and may not go to again, and how often it may still move."""
+
+    num_moves_left: int
+    _left: dict[Engine, str] = field(default_factory=dict)
+
+    def excluded(self) -> set[Engine]:
+        """An engine that came back as another process is not the one that was left."""
+        return {engine for engine, epoch in self._left.items() if engine.epoch == epoch}
+
+    def leave(self, engine: Engine) -> None:
+        """It did not take the request."""
+        self._left[engine] = engine.epoch
+
+    def lose(self, engine: Engine) -> bool:
+        """It died with the request; False when the request has lost as many engines as it may."""
+        self.leave(engine)
+        self.num_moves_left -= 1
+        return self.num_moves_left >= 0
+
+
+class Client:
+    """The client's side of an exchange: one head, then bytes, then the end."""
+
+    def __init__(self, exchange: Exchange, send: Send, on_first_byte: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._on_first_byte = on_first_byte
+
+    @property
+    def has_begun(self) -> bool:
+        return self._exchange.status != 0
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """A whole answer."""
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+        await self._begin(status, headers)
+        await self.end(body)
+
+    async def stream(self, events: bytes, status: int, headers: Callable[[], list[tuple[bytes, bytes]]]) -> None:
+        """Some events; the head goes with the first."""
+        if not self.has_begun:
+            self._on_first_byte()
+            await self._begin(status, headers())
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, last: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": last})
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._exchange.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where an answer comes from, as its headers tell the client."""
+
+    engine: Engine
+    kv_path: str
+    """`combined`, `remote_prefill`, `kv_reuse` or `recompute`; empty for what is no generation."""
+    status: int
+    content_type: str = "application/json"
+    retry_after: str | None = None
+
+    def headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+        headers = [(b"content-type", self.content_type.encode("latin-1")), (b"x-request-id", request_id.encode())]
+        for name, value in (
+            (b"x-paceline-draft-version", self.engine.draft_version),
+            (b"x-paceline-target-version", self.engine.target_version),
+            (b"x-paceline-kv-path", self.kv_path or None),
+        ):
+            if value is not None:
+                headers.append((name, str(value).encode()))
+        if self.status in (429, 503):
+            headers.append((b"retry-after", (self.retry_after or str(RETRY_AFTER_S)).encode("latin-1")))
+        return headers

@@ -1,0 +1,344 @@
+"""Proxy: one exchange, from the first engine asked to the last byte sent.
+
+Until the first byte a request is moved to another engine whenever one fails it; after that, only a stream that can be gone on
+with is (`stream`). It knows engines and bytes. It does not know which engine is best (`routing`) or what a completion is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from server.admission import RETRY_AFTER_S
+from server.errors import ApiError, error_event
+from server.fleet import Engine, Fleet
+from server.metrics import Metrics
+from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells_of_death
+from server.relay.join import CannotResume
+from server.relay.prefill import CONNECTION_ERRORS, Lease, PrefillFailed, PrefillLegs, PrefillRefused
+from server.relay.sse import EventRelay, is_engines_fault
+from server.relay.stream import Stream
+
+if TYPE_CHECKING:
+    from server.relay.plain_routing import Prompt, Prompts, Route, Router
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = "text/event-stream"
+RECOMPUTE = "recompute"
+RESUME_WAIT_S = 5.0
+"""How long a broken stream waits for an engine that can go on with it; before the first byte a client can retry by itself."""
+RESUME_POLL_S = 0.05
+
+
+class StreamBroken(Exception):
+    """The engine's answer ended before its time; the client has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """An engine's answer that broke off."""
+
+    reason: str
+    event: bytes = b""
+    """The engine's own error event, where it sent one."""
+    can_move: bool = True
+    """False where the request, not the engine, is at fault."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One engine's answer: its head and, unless it is an event stream, its whole body."""
+
+    head: Head
+    body: bytes | None
+    response: aiohttp.ClientResponse | None
+    route: Route | None
+    lease: Lease | None
+    started_s: float
+
+    def arrived(self) -> None:
+        """The first byte is here, so the engine has the prompt's KV."""
+        if self.lease is not None:
+            self.lease.is_pulled = True
+
+
+class Proxy:
+    """Relays exchanges over the fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        *,
+        prompts: Prompts,
+        router: Router,
+        prefills: PrefillLegs,
+        open_stream: Callable[[Exchange], Stream],
+        max_moves: int,
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._metrics = metrics
+        self._prompts = prompts
+        self._router = router
+        self._prefills = prefills
+        self._open_stream = open_stream
+        self._max_moves = max_moves
+
+    async def relay(self, exchange: Exchange, send: Send, *, on_first_byte: Callable[[], None]) -> None:
+        """Answer the client; raises ApiError where nothing was sent yet, StreamBroken where the answer was cut short."""
+        client = Client(exchange, send, on_first_byte)
+        stream = self._open_stream(exchange)
+        try:
+            await self._run(exchange, stream, client)
+        except ApiError as error:
+            if not client.has_begun:
+                raise
+            await self._break_off(client, b"", f"{error}")
+
+    async def _run(self, exchange: Exchange, stream: Stream, client: Client) -> None:
+        trip = Trip(self._max_moves)
+        prompt = None
+        if exchange.fields is not None:
+            prompt = await self._prompts.read(exchange.path, exchange.fields)
+            if exchange.session is not None:
+                prompt = replace(prompt, session=exchange.session)
+        while True:
+            if prompt is not None and stream.leg.token_ids is not None:
+                prompt = replace(prompt, token_ids=stream.leg.token_ids)
+            async with self._open(exchange, stream.leg, trip, prompt) as answer:
+                if answer.body is not None:
+                    await self._send_whole(exchange, answer, answer.body, client)
+                    return
+                loss = await self._pump(exchange, answer, stream, client)
+                if loss is None:
+                    answer.head.engine.breaker.succeed()
+                    return
+            await self._after_loss(exchange, loss, answer.head, trip, stream, client)
+
+    async def _send_whole(self, exchange: Exchange, answer: _Answer, body: bytes, client: Client) -> None:
+        if client.has_begun:
+            logger.error("request %s: engine %s did not go on: %r", exchange.request_id, answer.head.engine.id, body[:500])
+            raise ApiError(502, "another engine did not go on with the answer", code="engine_failed")
+        if answer.head.status < 500:
+            answer.head.engine.breaker.succeed()
+        await client.answer(answer.head.status, answer.head.headers(exchange.request_id), body)
+
+    async def _after_loss(
+        self, exchange: Exchange, loss: _Loss, head: Head, trip: Trip, stream: Stream, client: Client
+    ) -> None:
+        """Turn the stream to another engine; raises where it cannot go on."""
+        engine = head.engine
+        if not loss.can_move:
+            if not client.has_begun:
+                await client.stream(b"", head.status, lambda: head.headers(exchange.request_id))
+            await self._break_off(client, loss.event, loss.reason)
+        may_move = trip.lose(engine)
+        if not client.has_begun:
+            self._metrics.retries.labels(engine.id).inc()
+            if not may_move:
+                raise _engine_died()
+            stream.restart()
+            return
+        closing = stream.closing()
+        if closing:
+            await client.end(closing)
+            raise StreamBroken(f"{loss.reason}, after the whole answer")
+        try:
+            if not may_move:
+                raise CannotResume("the request has lost as many engines as it may")
+            status = engine.status
+            stream.go_on(
+                max_model_len=status.kv.max_model_len if status is not None else 0, target_version=engine.target_version
+            )
+        except CannotResume as error:
+            await self._break_off(client, loss.event, f"{loss.reason}; {error}")
+        logger.warning("request %s leaves engine %s: %s", exchange.request_id, engine.id, loss.reason)
+        self._metrics.moves.labels(engine.id).inc()
+
+    async def _break_off(self, client: Client, event: bytes, reason: str) -> None:
+        await client.end(event or error_event("the engine failed while generating; retry", code="engine_failed"))
+        raise StreamBroken(reason)
+
+    @asynccontextmanager
+    async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[_Answer]:
+        """The answer of an engine that took the request.
+
+        Every engine is tried once, and once more on a fresh connection where a pooled one turned out closed.
+        """
+        stale: set[Engine] = set()
+        while True:
+            route, engine = await self._choose(leg, trip, prompt)
+            with ExitStack() as stack:
+                stack.enter_context(engine.request())
+                try:
+                    answer = await self._attempt(exchange, leg, route, engine, stack)
+                except CONNECTION_ERRORS as error:
+                    self._metrics.retries.labels(engine.id).inc()
+                    if _is_stale(error) and engine not in stale:
+                        stale.add(engine)
+                        continue
+                    logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
+                    # The kind alone: clients see the reason, and aiohttp's words name the private address.
+                    engine.suspect(f"failed a request: {type(error).__name__}")
+                    # One that could not be reached at all was not lost with this request, unless its connection had just broken.
+                    was_reached = engine in stale or not isinstance(error, aiohttp.ClientConnectorError)
+                    if not was_reached:
+                        trip.leave(engine)
+                    elif not trip.lose(engine):
+                        raise _engine_died() from None
+                    continue
+                try:
+                    if self._is_passed_by(answer, trip):
+                        continue
+                    yield answer
+                finally:
+                    # Closing, not releasing: an unfinished answer must end the generation now.
+                    if answer.response is not None:
+                        answer.response.close()
+                return
+
+    def _is_passed_by(self, answer: _Answer, trip: Trip) -> bool:
+        """Whether another engine is asked instead of passing this answer on; raises where the engine died with the request."""
+        head = answer.head
+        if head.status < 500:
+            return False
+        is_dead = tells_of_death(head.status, answer.body)
+        if is_dead:
+            logger.error("engine %s died: %r", head.engine.id, answer.body)
+            head.engine.doubt()
+        may_move = trip.lose(head.engine) if is_dead else True
+        if may_move and self._fleet.choose(exclude=trip.excluded() | {head.engine}) is not None:
+            self._metrics.retries.labels(head.engine.id).inc()
+            trip.leave(head.engine)
+            return True
+        if is_dead:
+            raise _engine_died()
+        return False
+
+    async def _choose(self, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
+        deadline_s = time.monotonic() + (RESUME_WAIT_S if leg.token_ids is not None else 0.0)
+        while True:
+            excluded = trip.excluded()
+            if leg.target_version is not None:
+                excluded |= {engine for engine in self._fleet.engines if engine.target_version != leg.target_version}
+            if prompt is None:
+                engine = self._fleet.choose(exclude=excluded)
+                if engine is not None:
+                    return None, engine
+            else:
+                route = self._router.choose(prompt, exclude=excluded)
+                if route is not None:
+                    return route, route.engine
+            if time.monotonic() >= deadline_s:
+                raise self._unavailable(excluded)
+            await asyncio.sleep(RESUME_POLL_S)
+
+    async def _attempt(self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, stack: ExitStack) -> _Answer:
+        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
+        started_s = time.monotonic()
+        path = route.path if route is not None else ""
+        lease = None
+        if route is not None and route.prefill is not None:
+            try:
+                lease = await self._prefills.run(exchange, leg, route.prefill)
+                stack.enter_context(self._prefills.held(lease, engine))
+            except PrefillRefused as refusal:
+                head = Head(route.prefill, path, refusal.status, refusal.content_type)
+                return _Answer(head, refusal.body, None, route, None, started_s)
+            except PrefillFailed as failure:
+                logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
+                self._metrics.prefill_failures.labels(route.prefill.id).inc()
+                path = RECOMPUTE
+        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
+        response = await self._session.request(
+            exchange.method,
+            engine.client.base_url + leg.path,
+            data=body,
+            headers=exchange.upstream_headers(),
+            allow_redirects=False,
+        )
+        content_type = response.headers.get("Content-Type", "application/json")
+        head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
+        answer = _Answer(head, None, response, route, lease, started_s)
+        if response.content_type != _EVENT_STREAM:
+            try:
+                answer.body = await response.read()
+            except BaseException:
+                response.close()
+                raise
+            # Where it refused the request, vLLM has released the lease itself; a dead one has done nothing.
+            if not tells_of_death(head.status, answer.body):
+                answer.arrived()
+        return answer
+
+    async def _pump(self, exchange: Exchange, answer: _Answer, stream: Stream, client: Client) -> _Loss | None:
+        """Pass a stream's events on; returns what broke it, or None when it ended well."""
+        assert answer.response is not None
+        relay = EventRelay()
+        engine = answer.head.engine
+        while not relay.error:
+            try:
+                data = await answer.response.content.readany()
+            except CONNECTION_ERRORS as error:
+                if relay.is_done:
+                    break
+                engine.doubt()
+                return _Loss(f"the engine stopped answering: {error!r}")
+            if not data:
+                break
+            try:
+                events = stream.take(relay.feed(data))
+            except CannotResume as error:
+                return _Loss(str(error), can_move=False)
+            if events:
+                answer.arrived()
+                await client.stream(events, answer.head.status, lambda: answer.head.headers(exchange.request_id))
+        if relay.is_done:
+            await client.end(relay.rest())
+            return None
+        if not relay.error:
+            engine.doubt()
+            return _Loss("the engine ended the stream early")
+        if tells_of_death(500, relay.error):
+            engine.doubt()
+        return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))
+
+    def _unavailable(self, excluded: set[Engine]) -> ApiError:
+        reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
+        return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=RETRY_AFTER_S)
+
+
+def _engine_died() -> ApiError:
+    return ApiError(503, "the engine failed; retry shortly", code="engine_error", retry_after_s=RETRY_AFTER_S)
+
+
+def _is_stale(error: Exception) -> bool:
+    """The connection broke, rather than could not be made: it may have been an idle one the engine had just closed."""
+    broke = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+    return broke and not isinstance(error, aiohttp.ClientConnectorError)
+
+
+async def until_disconnected(work: Awaitable[None], disconnected: Awaitable[None]) -> bool:
+    """Run `work`, but no longer than the client stays; False when the client left first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected)
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        await working
+        return True
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

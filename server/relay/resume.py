@@ -1,0 +1,52 @@
+"""Resumption: decides for each exchange whether its stream can go on elsewhere when its engine dies."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from server.fleet import Fleet
+from server.relay.exchange import Exchange
+from server.relay.resumable import CHAT, COMPLETIONS, why_not_resumable
+from server.relay.stream import PlainStream, ResumableStream, Stream
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Resumption:
+    """Opens streams."""
+
+    def __init__(self, fleet: Fleet, target_dir: Path | None) -> None:
+        self._tokenizer = _load(target_dir)
+        num_decoding = sum(engine.can_decode for engine in fleet.engines)
+        self._reason = (
+            "no other engine is configured"
+            if num_decoding < 2
+            else "the gateway has no tokenizer of the target"
+            if self._tokenizer is None
+            else ""
+        )
+        """Why no stream can; empty when some can."""
+
+    def open(self, exchange: Exchange) -> Stream:
+        """Streams that cannot go on pass byte for byte; only the others carry what going on takes."""
+        fields = exchange.fields
+        if fields is None or exchange.path not in (CHAT, COMPLETIONS) or bytes(fields.get("stream", b"null")) != b"true":
+            return PlainStream(exchange, "it is no stream")
+        reason = self._reason or why_not_resumable(exchange.path, fields)
+        return PlainStream(exchange, reason) if reason else ResumableStream(exchange, self._decode)
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+def _load(target_dir: Path | None) -> Tokenizer | None:
+    path = target_dir / TOKENIZER_FILE if target_dir is not None else None
+    if path is None or not path.is_file():
+        return None
+    return Tokenizer.from_file(str(path))
