@@ -103,11 +103,13 @@ def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure: bars")
+    bench = commands.add_parser("bench", help="measure: bars, drill")
     verbs = bench.add_subparsers(metavar="COMMAND", required=True)
     bars = _command(verbs, "bars", _bench_bars, "measure afresh what the project promises and compare with its bars",
                     json="print JSON", list="print the bars and measure nothing")  # fmt: skip
     bars.add_argument("--only", action="append", metavar="NAME", help="a part (P1) or one bar (P1.al_heldout); may be repeated")
+    _command(verbs, "drill", _bench_drill, "kill -9 every process twice under load and count what clients notice",
+             json="print JSON")  # fmt: skip
 
 
 def _config(options: argparse.Namespace) -> SystemConfig:
@@ -212,6 +214,12 @@ def _bench_bars(options: argparse.Namespace) -> int:
     from loadtest.bars.command import bars
 
     return bars(only=options.only or [], as_json=options.json, list_only=options.list, up_arguments=_forwarded(options))
+
+
+def _bench_drill(options: argparse.Namespace) -> int:
+    from loadtest.bars.command import DRILL, bars
+
+    return bars(only=DRILL, as_json=options.json, list_only=False, up_arguments=_forwarded(options))
 
 
 def _draft_init(options: argparse.Namespace) -> int:

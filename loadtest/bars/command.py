@@ -1,4 +1,4 @@
-"""`paceline bench bars`: measure, compare, print, and say by the exit code whether every bar is met."""
+"""`paceline bench`: measure, compare, print, and say by the exit code whether every bar is met."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from loadtest.traffic import TrafficError
 Measure = Callable[[Bench], Awaitable[Mapping[str, Measured]]]
 """Returns values by the part of a bar's name after the dot."""
 
+DRILL = ("P2.drill_failed", "P2.drill_single_failed_streams")
+"""What `paceline bench drill` measures."""
+
 _SIGNS = {"at_least": ">=", "at_most": "<=", "equals": "=="}
 
 
@@ -30,7 +33,7 @@ def bars(*, only: Sequence[str], as_json: bool, list_only: bool, up_arguments: S
         return 2
     if list_only:
         for bar in chosen:
-            print(f"{bar.name:<26} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}")
+            print(f"{bar.name:<30} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}")
         return 0
     rows: list[tuple[Bar, Measured]] = []
     for function in dict.fromkeys(bar.function for bar in chosen):
@@ -66,7 +69,7 @@ def verdict(bar: Bar, measured: Measured) -> str:
     """One bar as a line, and its details below it."""
     value = "not measured" if measured.value is None else f"{measured.value:.4g}"
     word = "met" if bar.is_met(measured.value) else "FALLS SHORT"
-    lines = [f"{word:<12} {bar.name:<26} {value} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}"]
+    lines = [f"{word:<12} {bar.name:<30} {value} {_SIGNS[bar.comparison]} {bar.bar:g} {bar.unit}: {bar.what}"]
     indent = " " * 15
     for key, detail in measured.detail.items():
         if isinstance(detail, dict) and detail:

@@ -35,7 +35,7 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 COUNTERS = {
     "requests in the gateway": "paceline_requests_in_flight",
     "requests the gateway has on engines": "paceline_engine_requests_in_flight",
-    "prefilled KV under lease": "paceline_prefill_leases",
+    "prefilled KV under lease": "paceline_kv_leases_held",
     "running in engines": "vllm:num_requests_running",
     "waiting in engines": "vllm:num_requests_waiting",
 }

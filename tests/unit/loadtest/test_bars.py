@@ -64,6 +64,10 @@ def test_bars_are_chosen_by_part_or_name() -> None:
         select(everything, ["P1.no_such"])
 
 
+def test_the_drill_is_a_choice_of_bars() -> None:
+    assert [chosen.name for chosen in select(load(), command.DRILL)] == list(command.DRILL)
+
+
 def test_the_exit_code_says_whether_every_bar_is_met(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

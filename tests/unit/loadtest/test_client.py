@@ -66,6 +66,7 @@ def test_a_whole_answer_is_ok_and_counted() -> None:
     assert len(result.chunk_times_s) == 2
     assert result.sent_at_s <= result.chunk_times_s[0] <= result.chunk_times_s[1] <= result.ended_at_s
     assert result.draft_version == "7"
+    assert result.first_byte_s == result.chunk_times_s[0] - result.sent_at_s
 
 
 def test_a_stream_without_its_end_is_truncated() -> None:
@@ -79,6 +80,16 @@ def test_an_error_chunk_is_a_failure_and_not_a_truncation() -> None:
     assert (result.is_ok, result.is_truncated, result.error) == (False, False, "engine died")
 
 
+def test_an_error_chunk_before_the_end_mark_is_a_failure_and_no_proper_one() -> None:
+    error = {"message": "engine died", "type": "server_error", "param": None, "code": "engine_failed"}
+    result = ask([GOOD[0], json.dumps({"error": error}), "[DONE]"])
+    assert (result.is_ok, result.has_one_openai_error) == (False, False)
+    assert ask([GOOD[0], json.dumps({"error": error})]).has_one_openai_error
+    assert not ask([GOOD[0], json.dumps({"error": error}), json.dumps({"error": error})]).has_one_openai_error
+    assert not ask([json.dumps({"error": "engine died"})]).has_one_openai_error
+    assert not ask(GOOD).has_one_openai_error
+
+
 def test_garbage_in_a_stream_is_a_failure() -> None:
     assert "not JSON" in (ask(["{"]).error or "")
 
@@ -87,6 +98,8 @@ def test_a_refusal_is_kept_with_its_reason() -> None:
     result = ask([], status=503)
     assert (result.status, result.is_ok) == (503, False)
     assert "queue is full" in (result.error or "")
+    assert result.error_bodies == [{"message": "queue is full"}]
+    assert not result.has_one_openai_error
 
 
 def test_nobody_listening_is_a_result_not_an_exception() -> None:

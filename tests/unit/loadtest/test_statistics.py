@@ -6,8 +6,8 @@ import statistics
 import pytest
 
 from loadtest.client import StreamResult
-from loadtest.exposition import acceptance, parse
-from loadtest.statistics import Interval, changed, commit_gaps, gaps, halfway, paired_ratio
+from loadtest.exposition import acceptance, parse, total
+from loadtest.statistics import Interval, changed, commit_gaps, gaps, halfway, paired_ratio, quantile_difference, quantile_ratio
 
 
 def stream(times: list[float], *, sent: float = -1.0, name: str = "p", tokens: list[int] | None = None) -> StreamResult:
@@ -107,3 +107,21 @@ def test_acceptance_of_a_silent_domain_is_not_measured() -> None:
 def test_labels_with_escapes_are_read() -> None:
     (sample,) = parse('m_total{a="x\\"y, z",b="2"} 1e3 1700000000')
     assert (sample.name, sample.labels, sample.value) == ("m_total", {"a": 'x\\"y, z', "b": "2"}, 1000.0)
+
+
+def test_quantiles_are_compared_with_an_interval_that_covers_them() -> None:
+    control = [float(value) for value in range(100)]
+    treated = [value + 10 for value in control]
+    difference = quantile_difference(treated, control, 0.5)
+    assert difference.value == pytest.approx(10.0)
+    assert difference.low < 10.0 < difference.high
+    assert quantile_difference(treated, control, 0.5) == difference, "the same data give the same interval"
+    ratio = quantile_ratio([2.0] * 50, [4.0] * 50, 0.99)
+    assert (ratio.value, ratio.low, ratio.high) == (0.5, 0.5, 0.5)
+
+
+def test_a_total_is_over_the_series_with_these_labels() -> None:
+    page = 'm{engine="a",source="x"} 1\nm{engine="b",source="x"} 2\nm{engine="b",source="y"} 4\nmore 8'
+    assert total(page, "m") == 7
+    assert total(page, "m", source="x") == 3
+    assert total(page, "m", source="z") is None

@@ -1,0 +1,205 @@
+"""The bars about failures, each run whole against a tiny system: met where it does well, missed where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_system
+from tiny_system import ERROR, TinySystem
+
+from loadtest import system as system_module
+from loadtest.bars import disconnects, drill, restarts
+from loadtest.bars.registry import Bench, Measured
+from loadtest.processes import SystemUnderTestError
+from loadtest.system import ONE_ENGINE, Pool, System
+from loadtest.traffic import Prompt, Source
+
+PROMPTS = tuple(Prompt(str(index), ({"role": "user", "content": str(index)},)) for index in range(16))
+Measure = Callable[[Bench], Awaitable[dict[str, Measured]]]
+Spoil = Callable[[TinySystem], None]
+
+
+def well(_tiny: TinySystem) -> None:
+    """Nothing is wrong with it."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (drill, restarts, disconnects):
+        monkeypatch.setattr(module, "human_eval", lambda: Source(PROMPTS, PROMPTS))
+    monkeypatch.setattr(drill, "CALM_S", 0.2)
+    monkeypatch.setattr(system_module, "POLL_S", 0.05)
+    monkeypatch.setattr(disconnects, "POLL_S", 0.05)
+    monkeypatch.setattr(disconnects, "LEASE_S", 0.3)
+    monkeypatch.setattr(disconnects, "SLACK_S", 0.0)
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Measure, spoil: Spoil = well) -> Measured:
+    """The bar's one value over a tiny system."""
+
+    @asynccontextmanager
+    async def tiny_running(
+        _arguments: Sequence[str], _settings: Sequence[str] = (), *, pools: Sequence[Pool] = ONE_ENGINE
+    ) -> AsyncIterator[System]:
+        async with tiny_system.running(tmp_path, pools) as (tiny, system):
+            spoil(tiny)
+            yield system
+
+    for module in (drill, restarts, disconnects):
+        monkeypatch.setattr(module, "running_system", tiny_running)
+
+    async def run() -> dict[str, Measured]:
+        return dict(await function(Bench(())))
+
+    (value,) = asyncio.run(run()).values()
+    return value
+
+
+def test_the_drill_is_met_where_only_the_gateways_own_death_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    value = measure(monkeypatch, tmp_path, drill.two_decode)
+    assert value.value == 0
+    assert len(value.detail["kills"]) == 2 * 5
+    assert value.detail["cut_by_the_gateways_own_death"] > 0
+    assert value.detail["requests"] > 50
+
+
+def test_the_drill_counts_a_stream_that_an_engines_death_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def spoil(tiny: TinySystem) -> None:
+        tiny.breaks_when_restarted = True
+
+    value = measure(monkeypatch, tmp_path, drill.two_decode, spoil)
+    assert value.value is not None
+    assert value.value >= 8
+    assert value.detail["reasons"] == ["the engine failed"]
+
+
+def test_the_drill_counts_answers_that_differ_from_the_undisturbed_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def spoil(tiny: TinySystem) -> None:
+        tiny.wrong_after_starts = 9
+
+    value = measure(monkeypatch, tmp_path, drill.two_decode, spoil)
+    assert value.value
+    assert value.detail["answered_otherwise"]
+    assert value.detail["failed"] == 0
+
+
+def not_resuming(tiny: TinySystem) -> None:
+    tiny.is_resuming = False
+
+
+def test_one_error_for_each_stream_on_the_only_decode_engine_is_as_promised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    value = measure(monkeypatch, tmp_path, drill.one_decode, not_resuming)
+    assert value.value == 0
+    assert value.detail["streams_on_the_killed_engine_that_failed"] >= 8
+
+
+@pytest.mark.parametrize(
+    "stream_end",
+    [
+        [],
+        [{"error": ERROR}, "[DONE]"],
+        [{"error": ERROR}, {"error": ERROR}],
+        [{"error": "died"}],
+        [{"error": {"message": "died"}}],
+    ],
+    ids=["none", "then an end mark", "two", "not OpenAI's shape", "fields missing"],
+)
+def test_any_other_end_of_those_streams_is_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream_end: list[Any]
+) -> None:
+    def spoil(tiny: TinySystem) -> None:
+        not_resuming(tiny)
+        tiny.stream_end = stream_end
+
+    value = measure(monkeypatch, tmp_path, drill.one_decode, spoil)
+    assert value.value
+
+
+def test_a_malformed_refusal_while_the_engine_is_away_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def spoil(tiny: TinySystem) -> None:
+        not_resuming(tiny)
+        tiny.refusal = {"detail": "no"}
+
+    value = measure(monkeypatch, tmp_path, drill.one_decode, spoil)
+    assert value.value
+
+
+def test_a_process_that_never_comes_back_ends_the_drill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(drill, "BACK_WITHIN_S", 0.2)
+
+    async def no_supervision(_self: TinySystem) -> None:
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(TinySystem, "supervise", no_supervision)
+    with pytest.raises(SystemUnderTestError, match=r"prefill-0 was not started again"):
+        measure(monkeypatch, tmp_path, drill.two_decode)
+
+
+def test_a_rolling_restart_that_nobody_notices_meets_its_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    value = measure(monkeypatch, tmp_path, restarts.rolling)
+    assert value.value == 0
+    assert set(value.detail["restarts"]) == {"prefill-0", "decode-0", "decode-1"}
+    assert value.detail["requests"] > 8
+
+
+def test_a_rolling_restart_that_breaks_streams_misses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def spoil(tiny: TinySystem) -> None:
+        tiny.breaks_when_restarted = True
+
+    value = measure(monkeypatch, tmp_path, restarts.rolling, spoil)
+    assert value.value
+
+
+def test_an_engine_that_is_never_drained_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(restarts, "DRAINED_WITHIN_S", 0.2)
+    monkeypatch.setattr(TinySystem, "_drain", TinySystem._undrain)
+    with pytest.raises(SystemUnderTestError, match="prefill-0 is drained"):
+        measure(monkeypatch, tmp_path, restarts.rolling)
+
+
+def test_clients_that_leave_and_nothing_held_meet_the_bar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disconnects, "NUM_DISCONNECTS", 40)
+    seen: list[TinySystem] = []
+    value = measure(monkeypatch, tmp_path, disconnects.leaks, seen.append)
+    assert value.value == 0
+    assert value.detail["disconnects"] >= 40
+    # Some leave before their request has arrived.
+    assert 20 <= seen[0].num_disconnects <= value.detail["disconnects"]
+
+
+def test_a_counter_that_leaks_with_each_disconnect_misses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disconnects, "NUM_DISCONNECTS", 20)
+
+    def spoil(tiny: TinySystem) -> None:
+        tiny.leaks_on_disconnect = True
+
+    value = measure(monkeypatch, tmp_path, disconnects.leaks, spoil)
+    assert value.value == 1
+    assert "requests in the gateway" in value.detail["still_held"]
+
+
+def test_blocks_in_use_beyond_the_base_are_a_leak() -> None:
+    base = disconnects.Held({"running": 0.0}, {"engine-0": 0.01})
+    assert disconnects.Held({"running": 0.0}, {"engine-0": 0.01}).leaks(base) == {}
+    assert list(disconnects.Held({"running": 0.0}, {"engine-0": 0.02}).leaks(base)) == [
+        "share of KV blocks above the base in engine-0"
+    ]
+
+
+def test_a_metrics_page_that_lacks_a_counter_is_not_clean() -> None:
+    with pytest.raises(SystemUnderTestError, match="vllm:kv_cache_usage_perc"):
+        disconnects.read_held("paceline_requests_in_flight 0")
+
+
+def test_pools_become_one_word_of_the_command_line() -> None:
+    words = system_module.pool_setting([Pool("prefill-0", "prefill"), Pool("decode-0", "decode")])
+    assert words == "pool=[{id='prefill-0', kind='prefill', port=0}, {id='decode-0', kind='decode', port=0}]"
