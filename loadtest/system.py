@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -28,6 +28,7 @@ from loadtest.processes import POLL_S, START_DEADLINE_S, SystemUnderTestError, c
 from wire.control import AdminStatus, EngineView, LearnerReport
 
 _FREE_PORTS = ("gateway.port=0", "gateway.admin_port=0")
+Value = TypeVar("Value")
 ENGINE_TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
 SPECULATION = ("--speculative-config",)
@@ -146,6 +147,21 @@ class System:
             if time.monotonic() > deadline_s:
                 raise SystemUnderTestError(f"the learner did not get there within {within_s:.0f} s: {view}")
             await asyncio.sleep(1.0)
+
+    async def read_metrics(self, read: Callable[[str], Value], *, within_s: float = 30.0) -> Value:
+        """What `read` finds on the metrics page.
+
+        An engine that is slow to answer is left out of one page or another, so where `read` raises SystemUnderTestError it is
+        given the next page; its last error is raised after `within_s`.
+        """
+        deadline_s = time.monotonic() + within_s
+        while True:
+            try:
+                return read(await self.metrics())
+            except SystemUnderTestError:
+                if time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     async def metrics(self) -> str:
         async with new_session(1) as session, session.get(f"{self.url}/metrics") as response:

@@ -121,25 +121,21 @@ async def is_cut(
 
 async def at_rest(system: System) -> Held:
     """What is held with no client there; raises SystemUnderTestError where it does not come to rest."""
-    left, _ = await until_clean(system, Held({}, dict.fromkeys((await held(system)).usage, 1.0)))
+    left, _ = await until_clean(system, Held({}, dict.fromkeys((await system.read_metrics(read_held)).usage, 1.0)))
     if left:
         raise SystemUnderTestError(f"the system does not come to rest after its first requests: {left}")
-    return await held(system)
+    return await system.read_metrics(read_held)
 
 
 async def until_clean(system: System, base: Held) -> tuple[dict[str, float], float]:
     """Wait as long as a lease lasts; returns what is still held then, and the seconds it took."""
     started_at_s = time.monotonic()
     while True:
-        left = (await held(system)).leaks(base)
+        left = (await system.read_metrics(read_held)).leaks(base)
         elapsed_s = time.monotonic() - started_at_s
         if not left or elapsed_s > LEASE_S + SLACK_S:
             return left, elapsed_s
         await asyncio.sleep(POLL_S)
-
-
-async def held(system: System) -> Held:
-    return read_held(await system.metrics())
 
 
 def read_held(metrics: str) -> Held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, undisturbed
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
-from loadtest.processes import SystemUnderTestError
+from loadtest.processes import POLL_S, SystemUnderTestError
 from loadtest.system import System, running_system
 from loadtest.traffic import human_eval
 from wire.control import AdminStatus
@@ -36,12 +37,7 @@ async def rolling(bench: Bench) -> dict[str, Measured]:
 async def restart(system: System, engine_id: str) -> str:
     """Drain an engine, end it, wait for the new one, take it back; returns how long it took, in words."""
     epoch = (await system.engine(engine_id)).engine_epoch
-    await system.must("POST", f"/admin/engines/{engine_id}/drain")
-
-    def is_drained(status: AdminStatus) -> bool:
-        return any(view.id == engine_id and view.is_draining and not view.num_in_flight for view in status.engines)
-
-    drained_s = await system.until(is_drained, f"{engine_id} is drained", within_s=DRAINED_WITHIN_S)
+    drained_s = await drain(system, engine_id)
     pid = system.process_id(engine_id)
     if pid is None:
         raise SystemUnderTestError(f"{engine_id} is down while it drains")
@@ -54,6 +50,16 @@ async def restart(system: System, engine_id: str) -> str:
     await system.until(is_back, f"{engine_id} is back after its restart", within_s=BACK_WITHIN_S)
     await system.must("POST", f"/admin/engines/{engine_id}/undrain")
     return f"drained in {drained_s:.1f} s, back after {time.monotonic() - started_at_s:.1f} s"
+
+
+async def drain(system: System, engine_id: str) -> float:
+    """Seconds until the engine had nothing left to do; raises SystemUnderTestError where that takes too long."""
+    started_at_s = time.monotonic()
+    while not (await system.must("POST", f"/admin/engines/{engine_id}/drain"))["is_drained"]:
+        if time.monotonic() - started_at_s > DRAINED_WITHIN_S:
+            raise SystemUnderTestError(f"{engine_id} is not drained after {DRAINED_WITHIN_S:.0f} s")
+        await asyncio.sleep(POLL_S)
+    return time.monotonic() - started_at_s
 
 
 def value(load: Load, steps: Mapping[str, str], reference: Mapping[str, str]) -> Measured:

@@ -16,7 +16,7 @@ from loadtest.exposition import total
 from loadtest.processes import SystemUnderTestError
 from loadtest.rig import running_gateway
 from loadtest.statistics import quantile_ratio
-from loadtest.system import Pool, System, running_system
+from loadtest.system import Pool, running_system
 from loadtest.traffic import human_eval
 
 POOLS = (Pool("engine-0"), Pool("engine-1"))
@@ -56,7 +56,7 @@ async def multi_turn(bench: Bench) -> dict[str, Measured]:
             for url in urls.values():
                 await run_batch(url, system.model, problems[-4:], concurrency=4, options={"max_tokens": 8})
             for block, policy in enumerate(ORDER):
-                before = await prefilled(system)
+                before = await system.read_metrics(prefilled)
                 talks = conversations(
                     problems[block // 2 * NUM_CONVERSATIONS :],
                     name=f"block-{block}",
@@ -66,16 +66,15 @@ async def multi_turn(bench: Bench) -> dict[str, Measured]:
                 arms[policy].results += await hold(
                     urls[policy], system.model, talks, options=OPTIONS, mean_pause_s=MEAN_PAUSE_S, seed=block // 2
                 )
-                num_tokens = await prefilled(system) - before
+                num_tokens = await system.read_metrics(prefilled) - before
                 arms[policy].num_prefilled_tokens += num_tokens
                 progress(f"block {block + 1} of {len(ORDER)}, {policy}: {num_tokens:.0f} tokens prefilled")
         metrics = await system.metrics()
     return {**values(arms["kv_aware"], arms["round_robin"]), "index_hit_pct": index_hits(metrics)}
 
 
-async def prefilled(system: System) -> float:
+def prefilled(text: str) -> float:
     """Prompt tokens the engines have computed so far; raises SystemUnderTestError where an engine does not say."""
-    text = await system.metrics()
     counts = [total(text, PREFILLED, source="local_compute", engine=pool.id) for pool in POOLS]
     if None in counts:
         raise SystemUnderTestError(f"the metrics page lacks {PREFILLED} of an engine")

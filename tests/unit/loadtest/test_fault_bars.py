@@ -162,7 +162,7 @@ def test_a_rolling_restart_that_breaks_streams_misses_it(monkeypatch: pytest.Mon
 def test_an_engine_that_is_never_drained_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(restarts, "DRAINED_WITHIN_S", 0.2)
     monkeypatch.setattr(TinySystem, "_drain", TinySystem._undrain)
-    with pytest.raises(SystemUnderTestError, match="prefill-0 is drained"):
+    with pytest.raises(SystemUnderTestError, match="prefill-0 is not drained"):
         measure(monkeypatch, tmp_path, restarts.rolling)
 
 

@@ -121,15 +121,19 @@ def test_index_hits_are_the_share_of_predictions_borne_out() -> None:
     assert routing.index_hits("").value is None
 
 
-def test_prefilled_tokens_are_read_off_every_engine(tmp_path: Path) -> None:
-    async def read(metrics: str) -> float:
-        async with tiny_system.running(tmp_path, routing.POOLS) as (tiny, system):
-            tiny.extra_metrics = metrics
-            return await routing.prefilled(system)
-
+def test_prefilled_tokens_are_read_off_every_engine_as_soon_as_all_say_them(tmp_path: Path) -> None:
     first = 'vllm:prompt_tokens_by_source_total{engine="engine-0",source="local_compute"} 7'
     cached = 'vllm:prompt_tokens_by_source_total{engine="engine-0",source="local_cache_hit"} 100'
     second = 'vllm:prompt_tokens_by_source_total{engine="engine-1",source="local_compute"} 4'
-    assert asyncio.run(read("\n".join((first, cached, second)))) == 11
-    with pytest.raises(SystemUnderTestError, match="prompt_tokens_by_source"):
-        asyncio.run(read(first))
+
+    async def run() -> float:
+        async with tiny_system.running(tmp_path, routing.POOLS) as (tiny, system):
+            tiny.extra_metrics = f"{first}\n{cached}"
+            with pytest.raises(SystemUnderTestError, match="prompt_tokens_by_source"):
+                await system.read_metrics(routing.prefilled, within_s=0.0)
+            reading = asyncio.create_task(system.read_metrics(routing.prefilled))
+            await asyncio.sleep(0.1)
+            tiny.extra_metrics += f"\n{second}"
+            return await reading
+
+    assert asyncio.run(run()) == 11

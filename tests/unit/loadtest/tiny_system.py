@@ -23,6 +23,7 @@ from wire.control import (
     AdminStatus,
     CanaryView,
     CaptureView,
+    DrainView,
     EngineView,
     LearnerView,
     TrafficView,
@@ -212,11 +213,22 @@ class TinySystem:
 
     async def _drain(self, request: web.Request) -> web.Response:
         self.draining.add(request.match_info["id"])
-        return web.json_response({})
+        return self._drained(request)
 
     async def _undrain(self, request: web.Request) -> web.Response:
         self.draining.discard(request.match_info["id"])
-        return web.json_response({})
+        return self._drained(request)
+
+    def _drained(self, request: web.Request) -> web.Response:
+        is_draining = request.match_info["id"] in self.draining
+        view = DrainView(
+            id=request.match_info["id"],
+            is_draining=is_draining,
+            is_drained=is_draining,
+            num_in_flight=0,
+            lease_left_s=0.0,
+        )
+        return web.Response(body=msgspec.json.encode(view), content_type="application/json")
 
 
 @asynccontextmanager
