@@ -28,10 +28,14 @@ from server.health import HealthMonitor
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
 from server.public import public_app
-from server.relay.plain_routing import Prompts, Router
 from server.relay.prefill import PrefillLegs
 from server.relay.proxy import Proxy
 from server.relay.resume import Resumption
+from server.routing.index import KvIndex
+from server.routing.kv_events import KvListener
+from server.routing.metrics import RoutingMetrics
+from server.routing.router import Router
+from server.routing.tokens import Prompts
 from server.scrape import MetricsPage
 from server.status import StatusPage
 from server.swap import SwapCoordinator
@@ -67,15 +71,19 @@ class Gateway:
         self.admission = Admission(config.admission)
         self.traffic = Traffic(self.metrics)
         self.prefills = PrefillLegs(self.fleet, self.session, self.metrics)
-        self.router = Router(self.fleet)
+        routing_metrics = RoutingMetrics(self.metrics.registry)
+        self.kv_index = KvIndex(config.routing.max_index_blocks)
+        self.kv_listener = self._new_kv_listener(routing_metrics) if config.kv_events_endpoint else None
+        self.prompts = Prompts(config.target_dir)
+        self.router = Router(self.fleet, self.kv_index, config.routing, routing_metrics)
         self.proxy = Proxy(
             self.fleet,
             self.session,
             self.metrics,
-            prompts=Prompts(),
+            prompts=self.prompts,
             router=self.router,
             prefills=self.prefills,
-            open_stream=Resumption(self.fleet, config.target_dir).open,
+            open_stream=Resumption(self.fleet, self.prompts.tokenizer).open,
             max_moves=config.routing.max_moves,
         )
         self.status = StatusPage(self)
@@ -103,6 +111,7 @@ class Gateway:
         public, admin = self._server(self.public), self._server(self.admin)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.context.destroy, linger=0)
+            stack.callback(self.prompts.close)
             await stack.enter_async_context(self.session)
             stack.push_async_callback(self.prefills.close)
             await stack.enter_async_context(_background(self._chores()))
@@ -118,6 +127,8 @@ class Gateway:
 
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
         chores: list[Coroutine[Any, Any, None]] = [self._watch_canary()]
+        if self.kv_listener is not None:
+            chores.append(self.kv_listener.listen())
         for engine in self.fleet.engines:
             chores += [self.health.watch(engine), self.health.watch_core(engine), self.listener.listen(engine)]
         return chores
@@ -132,6 +143,12 @@ class Gateway:
 
     def _forget_kv(self, engine: Engine) -> None:
         """Another process answers under this engine's id."""
+        if self.kv_listener is not None:
+            self.kv_listener.engine_restarted(engine.id)
+
+    def _new_kv_listener(self, metrics: RoutingMetrics) -> KvListener:
+        addresses = {end.id: end.kv_replay_endpoint for end in self.config.engines}
+        return KvListener(self.context, self.config.kv_events_endpoint, addresses, self.kv_index, metrics)
 
     def _register_collectors(self) -> None:
         registry = self.metrics.registry

@@ -24,15 +24,15 @@ from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells
 from server.relay.join import CannotResume
 from server.relay.prefill import CONNECTION_ERRORS, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 from server.relay.sse import EventRelay, is_engines_fault
-from server.relay.stream import Stream
+from server.relay.stream import Stream, read_cached_tokens
 
 if TYPE_CHECKING:
-    from server.relay.plain_routing import Prompt, Prompts, Route, Router
+    from server.routing.router import Route, Router
+    from server.routing.tokens import Prompt, Prompts
 
 logger = logging.getLogger(__name__)
 
 _EVENT_STREAM = "text/event-stream"
-RECOMPUTE = "recompute"
 RESUME_WAIT_S = 5.0
 """How long a broken stream waits for an engine that can go on with it; before the first byte a client can retry by itself."""
 RESUME_POLL_S = 0.05
@@ -63,11 +63,8 @@ class _Answer:
     route: Route | None
     lease: Lease | None
     started_s: float
-
-    def arrived(self) -> None:
-        """The first byte is here, so the engine has the prompt's KV."""
-        if self.lease is not None:
-            self.lease.is_pulled = True
+    has_arrived: bool = False
+    """Its first byte is here, so the engine has the prompt's KV."""
 
 
 class Proxy:
@@ -109,9 +106,7 @@ class Proxy:
         trip = Trip(self._max_moves)
         prompt = None
         if exchange.fields is not None:
-            prompt = await self._prompts.read(exchange.path, exchange.fields)
-            if exchange.session is not None:
-                prompt = replace(prompt, session=exchange.session)
+            prompt = await self._prompts.read(exchange.path, exchange.fields, exchange.session)
         while True:
             if prompt is not None and stream.leg.token_ids is not None:
                 prompt = replace(prompt, token_ids=stream.leg.token_ids)
@@ -122,8 +117,10 @@ class Proxy:
                 loss = await self._pump(exchange, answer, stream, client)
                 if loss is None:
                     answer.head.engine.breaker.succeed()
+                    self._judge(answer, stream.num_cached_tokens)
                     return
-            await self._after_loss(exchange, loss, answer.head, trip, stream, client)
+            if not await self._turn(exchange, loss, answer.head, trip, stream, client):
+                return
 
     async def _send_whole(self, exchange: Exchange, answer: _Answer, body: bytes, client: Client) -> None:
         if client.has_begun:
@@ -132,11 +129,10 @@ class Proxy:
         if answer.head.status < 500:
             answer.head.engine.breaker.succeed()
         await client.answer(answer.head.status, answer.head.headers(exchange.request_id), body)
+        self._judge(answer, read_cached_tokens(body))
 
-    async def _after_loss(
-        self, exchange: Exchange, loss: _Loss, head: Head, trip: Trip, stream: Stream, client: Client
-    ) -> None:
-        """Turn the stream to another engine; raises where it cannot go on."""
+    async def _turn(self, exchange: Exchange, loss: _Loss, head: Head, trip: Trip, stream: Stream, client: Client) -> bool:
+        """Turn the stream to another engine, False where none is needed; raises where it cannot go on."""
         engine = head.engine
         if not loss.can_move:
             if not client.has_begun:
@@ -148,11 +144,11 @@ class Proxy:
             if not may_move:
                 raise _engine_died()
             stream.restart()
-            return
+            return True
         closing = stream.closing()
         if closing:
             await client.end(closing)
-            raise StreamBroken(f"{loss.reason}, after the whole answer")
+            return False
         try:
             if not may_move:
                 raise CannotResume("the request has lost as many engines as it may")
@@ -164,6 +160,7 @@ class Proxy:
             await self._break_off(client, loss.event, f"{loss.reason}; {error}")
         logger.warning("request %s leaves engine %s: %s", exchange.request_id, engine.id, loss.reason)
         self._metrics.moves.labels(engine.id).inc()
+        return True
 
     async def _break_off(self, client: Client, event: bytes, reason: str) -> None:
         await client.end(event or error_event("the engine failed while generating; retry", code="engine_failed"))
@@ -258,7 +255,8 @@ class Proxy:
             except PrefillFailed as failure:
                 logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
                 self._metrics.prefill_failures.labels(route.prefill.id).inc()
-                path = RECOMPUTE
+                route = self._router.degrade(route, str(failure))
+                path = route.path
         body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
         response = await self._session.request(
             exchange.method,
@@ -278,7 +276,7 @@ class Proxy:
                 raise
             # Where it refused the request, vLLM has released the lease itself; a dead one has done nothing.
             if not tells_of_death(head.status, answer.body):
-                answer.arrived()
+                self._note_arrival(answer)
         return answer
 
     async def _pump(self, exchange: Exchange, answer: _Answer, stream: Stream, client: Client) -> _Loss | None:
@@ -301,7 +299,7 @@ class Proxy:
             except CannotResume as error:
                 return _Loss(str(error), can_move=False)
             if events:
-                answer.arrived()
+                self._note_arrival(answer)
                 await client.stream(events, answer.head.status, lambda: answer.head.headers(exchange.request_id))
         if relay.is_done:
             await client.end(relay.rest())
@@ -312,6 +310,20 @@ class Proxy:
         if tells_of_death(500, relay.error):
             engine.doubt()
         return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))
+
+    def _note_arrival(self, answer: _Answer) -> None:
+        if answer.has_arrived:
+            return
+        answer.has_arrived = True
+        if answer.lease is not None:
+            answer.lease.is_pulled = True
+        if answer.route is not None:
+            is_whole = answer.body is not None
+            self._router.observe(answer.route, first_byte_s=None if is_whole else time.monotonic() - answer.started_s)
+
+    def _judge(self, answer: _Answer, num_cached_tokens: int | None) -> None:
+        if answer.route is not None and num_cached_tokens is not None:
+            self._router.judge(answer.route, num_cached_tokens)
 
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"

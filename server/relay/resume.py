@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 from tokenizers import Tokenizer
 
 from server.fleet import Fleet
@@ -12,16 +9,12 @@ from server.relay.exchange import Exchange
 from server.relay.resumable import CHAT, COMPLETIONS, why_not_resumable
 from server.relay.stream import PlainStream, ResumableStream, Stream
 
-logger = logging.getLogger(__name__)
-
-TOKENIZER_FILE = "tokenizer.json"
-
 
 class Resumption:
     """Opens streams."""
 
-    def __init__(self, fleet: Fleet, target_dir: Path | None) -> None:
-        self._tokenizer = _load(target_dir)
+    def __init__(self, fleet: Fleet, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
         num_decoding = sum(engine.can_decode for engine in fleet.engines)
         self._reason = (
             "no other engine is configured"
@@ -43,10 +36,3 @@ class Resumption:
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         assert self._tokenizer is not None
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-
-
-def _load(target_dir: Path | None) -> Tokenizer | None:
-    path = target_dir / TOKENIZER_FILE if target_dir is not None else None
-    if path is None or not path.is_file():
-        return None
-    return Tokenizer.from_file(str(path))

@@ -30,8 +30,36 @@ _ids_decoder = msgspec.json.Decoder(list[int] | None)
 _text_decoder = msgspec.json.Decoder(str | None)
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _WithUsage(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_usage_decoder = msgspec.json.Decoder(_WithUsage)
+
+
+def read_cached_tokens(answer: bytes) -> int | None:
+    """Prompt tokens an engine found in its cache, as its answer's usage tells; None where it does not."""
+    try:
+        usage = _usage_decoder.decode(answer).usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    details = usage.prompt_tokens_details if usage is not None else None
+    return details.cached_tokens if details is not None else None
+
+
 class Stream(Protocol):
     """One answer in the making."""
+
+    num_cached_tokens: int | None
+    """Of the prompt, as the engine told at the end."""
 
     @property
     def leg(self) -> Leg:
@@ -60,6 +88,7 @@ class PlainStream:
 
     def __init__(self, exchange: Exchange, reason: str) -> None:
         self.leg = Leg(exchange.path, exchange.fields)
+        self.num_cached_tokens: int | None = None
         self._reason = reason
         """Why it cannot go on elsewhere."""
 
@@ -88,6 +117,7 @@ class ResumableStream:
         self.restart()
 
     def restart(self) -> None:
+        self.num_cached_tokens: int | None = None
         self._prompt_ids: list[int] = []
         self._ids: list[int] = []
         self._sent: list[str] = []
@@ -151,6 +181,7 @@ class ResumableStream:
         chunk = _chunk_decoder.decode(event[len(_PREFIX) :])
         choices = _choices_decoder.decode(chunk.get("choices", b"[]"))
         if not choices:
+            self.num_cached_tokens = read_cached_tokens(event[len(_PREFIX) :])
             return event + _END if self._wishes.usage else b""
         choice = choices[0]
         prompt_holder = chunk if self._wishes.is_chat else choice
@@ -205,6 +236,7 @@ class ResumableStream:
     def _rewritten(self, event: bytes) -> bytes:
         choices = _choices_decoder.decode(_chunk_decoder.decode(event[len(_PREFIX) :]).get("choices", b"[]"))
         if not choices:
+            self.num_cached_tokens = read_cached_tokens(event[len(_PREFIX) :])
             return self._chunk([], usage=self._usage()) if self._wishes.usage else b""
         choice = choices[0]
         ids = _ids_decoder.decode(choice.get("token_ids", _NULL)) or []

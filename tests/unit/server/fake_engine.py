@@ -74,8 +74,8 @@ class FakeEngine:
         self.chunk_gate: asyncio.Event | None = None
         """Where set, the stream waits for it after its first chunk."""
         self.die_after_chunks: int | None = None
-        self.fail_after_chunks: int | None = None
-        """The core dies there: an error event and `[DONE]` follow."""
+        self.deaths: list[tuple[str, int]] = []
+        """One for each next stream, and what shares the list shares them: `break` or `report`, and after how many chunks."""
         self.model: FakeModel | None = None
         """Where set, it makes the chunks."""
         self.first_gate: asyncio.Event | None = None
@@ -274,12 +274,13 @@ class FakeEngine:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        how, death = self.deaths.pop(0) if self.deaths else ("break", self.die_after_chunks)
         for index, chunk in enumerate(self.chunks):
-            if index == self.die_after_chunks:
+            if index == death and how == "break":
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            if index == self.fail_after_chunks:
+            if index == death:
                 await response.write(DEATH + b"data: [DONE]\n\n")
                 break
             await response.write(chunk)

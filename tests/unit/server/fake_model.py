@@ -36,11 +36,11 @@ def build_tokenizer(target_dir: Path) -> Tokenizer:
 class FakeModel:
     """One engine's model. Asked to go on after some of its text, it says the rest."""
 
-    def __init__(self, tokenizer: Tokenizer, text: str, *, tokens_per_chunk: int = 2) -> None:
+    def __init__(self, tokenizer: Tokenizer, text: str, base: list[int], *, tokens_per_chunk: int = 2) -> None:
         self.tokenizer = tokenizer
         self.tokens_per_chunk = tokens_per_chunk
-        self.base: list[int] = []
-        """The prompt before anything was said."""
+        self.base = base
+        """The prompt before anything was said; all replicas share the list."""
         self.ids: list[int] = []
         self.say(text)
 
@@ -90,7 +90,7 @@ class FakeModel:
         if isinstance(prompt, list) and self.base and prompt[: len(self.base)] == self.base:
             return prompt, len(prompt) - len(self.base)
         text = prompt if isinstance(prompt, str) else json.dumps(body.get("messages", prompt))
-        self.base = self.tokenizer.encode(text).ids
+        self.base[:] = self.tokenizer.encode(text).ids
         return list(self.base), 0
 
     def _deltas(
