@@ -41,8 +41,21 @@ _REASONS_TO_LEAVE_IT = {
 }
 """Fields that change the tokens in ways only the engine knows, or keep it from reading its cache."""
 _ARGUMENTS_OF_THE_CALL = frozenset(
-    "conversation messages tools documents chat_template tokenize padding truncation max_length return_tensors "
-    "return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
 )
 """Names an engine would not hand to the template as variables."""
 
@@ -69,7 +82,7 @@ class Prompts:
 
     def __init__(self, target_dir: Path | None) -> None:
         """`target_dir` holds `tokenizer.json` and the chat template; None or without them: no tokens are known."""
-        self._tokenizer = _load_tokenizer(target_dir)
+        self.tokenizer = _load_tokenizer(target_dir)
         self._template = ChatTemplate.load(target_dir) if target_dir is not None else None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompts")
 
@@ -136,10 +149,10 @@ class Prompts:
         return {name: value for name, value in variables.items() if name in self._template.variables and name not in given}
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise _Unknown("no_tokenizer")
         try:
-            return self._tokenizer.encode(text, add_special_tokens=special).ids
+            return self.tokenizer.encode(text, add_special_tokens=special).ids
         except UnicodeError:
             raise _Unknown("unreadable") from None
 

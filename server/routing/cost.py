@@ -1,0 +1,169 @@
+"""What serving a prompt would cost, in seconds, and what the estimates are learned from.
+
+The terms need not be exact: they are compared with one another. All but the transfer scale with the seconds one
+prefilled token takes, so between equal engines a choice does not depend on that estimate at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from math import inf
+
+from msgspec import Struct
+
+from server.fleet import Engine
+from wire.control import KvLayout
+
+PRIOR_SECONDS_PER_TOKEN = 0.001
+"""A small model on a small CPU; the first answers correct it."""
+MIN_LEARNED_TOKENS = 64
+"""A first byte after fewer prefilled tokens tells of overhead, not of prefilling."""
+LEARNING_RATE = 0.1
+MAX_STEP = 4.0
+"""One observation counts as at most this many times the estimate, and at least one such part of it."""
+
+ACTIVE_REQUEST_TOKENS = 64
+"""What one more request on an engine costs a new one, as prefilled tokens: about 50 verify steps of a few tokens that
+share their computation with it."""
+DISTURBANCE = 0.25
+"""Prefilling holds up the requests decoding beside it; weight of one's delay against the new request's own."""
+
+PRIOR_BYTES_PER_SECOND = 1e9
+MIN_LEARNED_BYTES = 1 << 20
+HANDSHAKE_S = 0.05
+"""Of the second HTTP leg and the transfer's set-up."""
+
+
+class LocalCost(Struct, frozen=True):
+    """An engine prefills what it lacks and decodes."""
+
+    prefill_s: float
+    queue_s: float
+    """Prefills that go before."""
+    active_s: float
+    """Slowed down by the requests that run there."""
+    disturbance_s: float
+    """Slowing those down."""
+
+    @property
+    def total_s(self) -> float:
+        return self.prefill_s + self.queue_s + self.active_s + self.disturbance_s
+
+
+class RemoteCost(Struct, frozen=True):
+    """A prefill engine computes the KV, the decode engine pulls it."""
+
+    prefill_s: float
+    queue_s: float
+    transfer_s: float
+    handshake_s: float
+    active_s: float
+    """Slowed down by the requests that run on the decode engine."""
+    mismatch: str = ""
+    """Why these two engines can never share KV."""
+
+    @property
+    def total_s(self) -> float:
+        parts_s = self.prefill_s + self.queue_s + self.transfer_s + self.handshake_s + self.active_s
+        return inf if self.mismatch else parts_s
+
+
+class CostModel:
+    """Estimates, and the observations that correct them."""
+
+    def __init__(self) -> None:
+        self._seconds_per_token: dict[str, float] = {}
+        """By kind of pool, not by engine: one slow answer must not turn traffic away from the engine that gave it."""
+        self._seconds_per_byte = 1.0 / PRIOR_BYTES_PER_SECOND
+        self._pending: defaultdict[Engine, deque[int]] = defaultdict(deque)
+        """Tokens to prefill of requests without a first byte, oldest first."""
+
+    def seconds_per_token(self, kind: str) -> float:
+        return self._seconds_per_token.get(kind, PRIOR_SECONDS_PER_TOKEN)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return 1.0 / self._seconds_per_byte
+
+    def local(self, engine: Engine, num_uncached_tokens: int) -> LocalCost:
+        per_token_s = self.seconds_per_token(engine.kind)
+        num_active = engine.num_in_flight
+        prefill_s = num_uncached_tokens * per_token_s
+        return LocalCost(
+            prefill_s=prefill_s,
+            queue_s=self.queued_tokens(engine) * per_token_s,
+            active_s=num_active * ACTIVE_REQUEST_TOKENS * per_token_s,
+            disturbance_s=num_active * prefill_s * DISTURBANCE,
+        )
+
+    def remote(
+        self, prefill: Engine, decode: Engine, *, num_uncached_tokens: int, num_prompt_tokens: int, num_pulled_tokens: int
+    ) -> RemoteCost:
+        """`num_uncached_tokens` are those the prefill engine lacks, `num_pulled_tokens` those the decode engine does."""
+        per_token_s = self.seconds_per_token(prefill.kind)
+        layout = prefill.status.kv if prefill.status else None
+        num_bytes = num_pulled_tokens * (layout.bytes_per_token if layout else 0)
+        return RemoteCost(
+            prefill_s=num_uncached_tokens * per_token_s,
+            queue_s=self.queued_tokens(prefill) * per_token_s,
+            transfer_s=num_bytes * self._seconds_per_byte,
+            handshake_s=HANDSHAKE_S,
+            active_s=decode.num_in_flight * ACTIVE_REQUEST_TOKENS * self.seconds_per_token(decode.kind),
+            mismatch=mismatch(prefill, decode, num_prompt_tokens),
+        )
+
+    def queued_tokens(self, engine: Engine) -> int:
+        """Tokens to prefill before a new request's. Requests that ended untold are left out: no more wait than are there."""
+        pending = self._pending[engine]
+        while len(pending) > engine.num_in_flight:
+            pending.popleft()
+        return sum(pending)
+
+    def expect(self, engine: Engine, num_uncached_tokens: int) -> None:
+        """A request goes to this engine and has that much to prefill there."""
+        self.queued_tokens(engine)
+        self._pending[engine].append(num_uncached_tokens)
+
+    def forget(self, engine: Engine, num_uncached_tokens: int) -> None:
+        """That request waits there no more."""
+        pending = self._pending[engine]
+        if num_uncached_tokens in pending:
+            pending.remove(num_uncached_tokens)
+
+    def learn_prefill(self, engine: Engine, first_byte_s: float, num_uncached_tokens: int, num_queued_tokens: int) -> None:
+        """A first byte that had this engine prefill `num_uncached_tokens`, after the `num_queued_tokens` of others."""
+        self.forget(engine, num_uncached_tokens)
+        num_tokens = num_uncached_tokens + num_queued_tokens
+        if num_tokens >= MIN_LEARNED_TOKENS:
+            old = self.seconds_per_token(engine.kind)
+            self._seconds_per_token[engine.kind] = _blend(old, first_byte_s / num_tokens)
+
+    def learn_transfer(self, num_bytes: int, duration_s: float) -> None:
+        """KV that was pulled since the last call."""
+        if num_bytes >= MIN_LEARNED_BYTES and duration_s > 0.0:
+            self._seconds_per_byte = _blend(self._seconds_per_byte, duration_s / num_bytes)
+
+
+def mismatch(prefill: Engine, decode: Engine, num_prompt_tokens: int) -> str:
+    """Why KV of one must never be used by the other; empty where it may."""
+    if prefill.status is None or decode.status is None:
+        return "an engine's KV layout is not known"
+    ours, theirs = decode.status.kv, prefill.status.kv
+    if prefill.target_version != decode.target_version:
+        return f"target version {prefill.target_version} against {decode.target_version}"
+    if _geometry(ours) != _geometry(theirs):
+        return f"KV layout {theirs} against {ours}"
+    if theirs.transfer not in ("kv_producer", "kv_both") or ours.transfer not in ("kv_consumer", "kv_both"):
+        return f"no transfer from {theirs.transfer} to {ours.transfer}"
+    if num_prompt_tokens > theirs.max_model_len:
+        return f"the prompt is longer than the prefill engine's {theirs.max_model_len} tokens"
+    return ""
+
+
+def _geometry(layout: KvLayout) -> tuple[int, int]:
+    return layout.block_size_tokens, layout.bytes_per_token
+
+
+def _blend(old: float, seen: float) -> float:
+    seen = min(max(seen, old / MAX_STEP), old * MAX_STEP)
+    return old + LEARNING_RATE * (seen - old)

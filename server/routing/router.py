@@ -1,0 +1,248 @@
+"""Router: which engine answers a request, whether another one prefills for it, and why.
+
+The decode engine comes first, by policy; then a remote prefill is weighed against the engine's own. Every decision is
+counted by its path and the kind of its reason, and the latest ones can be looked at with all their costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from msgspec import Struct
+
+from server.config import RoutingSettings
+from server.fleet import Engine, Fleet
+from server.routing.blocks import BlockName, prompt_chain, reusable_tokens
+from server.routing.cost import CostModel, LocalCost, RemoteCost
+from server.routing.index import KvIndex
+from server.routing.metrics import RoutingMetrics
+from server.routing.policies import Candidate, make_policy
+from server.routing.tokens import Prompt
+
+Path = Literal["combined", "remote_prefill", "kv_reuse", "recompute"]
+
+MIN_REMOTE_BLOCKS = 2
+"""Fewer blocks to prefill than this are not worth another engine's attention."""
+MAX_DECISIONS = 256
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """One routed request, for whoever wants to know why. gateway -> operator."""
+
+    decided_at_s: float
+    """Unix time."""
+    engine: str
+    prefill: str | None
+    path: str
+    reason: str
+    detail: str
+    """What made the difference, in words; may be empty."""
+    num_prompt_tokens: int | None
+    num_cached_tokens: int
+    local: LocalCost
+    """Of the chosen engine by itself."""
+    remote: RemoteCost | None
+    """Of the best prefill engine with it, where one was weighed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes."""
+
+    engine: Engine
+    prefill: Engine | None
+    """Set for `remote_prefill` only."""
+    path: Path
+    reason: str
+    """One word of a small set; a metric label."""
+    num_prompt_tokens: int | None
+    num_cached_tokens: int
+    """Prompt tokens the engine is expected to report as cached, its own cache alone."""
+    num_prefill_tokens: int = 0
+    """To compute where the prompt is prefilled; 0 where the prompt is not known."""
+    num_queued_tokens: int = 0
+    """To compute there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    path: Path
+    reason: str
+    detail: str = ""
+    prefill: Engine | None = None
+    remote: RemoteCost | None = None
+    num_prefill_tokens: int = 0
+
+
+class Router:
+    """Chooses, and learns from what came of it."""
+
+    def __init__(self, fleet: Fleet, index: KvIndex, settings: RoutingSettings, metrics: RoutingMetrics) -> None:
+        self.costs = CostModel()
+        self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        """Newest last."""
+        self._fleet = fleet
+        self._index = index
+        self._policy = make_policy(settings.policy)
+        self._metrics = metrics
+
+    def choose(self, prompt: Prompt, exclude: Collection[Engine] = (), prefill_failed: str = "") -> Route | None:
+        """None where no engine can answer. `prefill_failed` says why a prefill leg of this request came to nothing."""
+        chains = _Chains(prompt)
+        candidates = [
+            self._candidate(engine, prompt, chains)
+            for engine in self._fleet.engines
+            if engine.takes_requests and engine.can_decode and engine not in exclude
+        ]
+        if not candidates:
+            return None
+        candidate = self._policy.choose(candidates, prompt.session)
+        if prefill_failed:
+            choice = _Choice("recompute", "prefill_failed", prefill_failed)
+        else:
+            choice = self._weigh(candidate, prompt, chains, exclude)
+        return self._decide(candidate, choice, prompt)
+
+    def degrade(self, route: Route, why: str) -> Route:
+        """The same engine, which now prefills by itself, because the prefill leg failed."""
+        candidate = Candidate(route.engine, route.num_cached_tokens, self._local_cost(route.engine, route))
+        if route.prefill is not None:
+            self.costs.forget(route.prefill, route.num_prefill_tokens)
+        choice = _Choice("recompute", "prefill_failed", why)
+        return self._settle(candidate, choice, route.num_prompt_tokens)
+
+    def observe(self, route: Route, *, first_byte_s: float | None, num_cached_tokens: int | None = None) -> None:
+        """What came of a route: seconds from asking to the first byte, and the cached tokens the engine reported, if it did.
+
+        An answer that came as a whole has no first byte of its own: None.
+        """
+        if route.num_prompt_tokens is None:
+            return
+        worker = route.prefill or route.engine
+        if first_byte_s is None:
+            self.costs.forget(worker, route.num_prefill_tokens)
+        else:
+            self.costs.learn_prefill(worker, first_byte_s, route.num_prefill_tokens, route.num_queued_tokens)
+        if num_cached_tokens is not None:
+            self.judge(route, num_cached_tokens)
+
+    def judge(self, route: Route, num_cached_tokens: int) -> None:
+        """How good the prediction was; a stream's engine tells at its end only, long after the first byte."""
+        if route.num_prompt_tokens is None or route.prefill is not None:
+            return  # With a remote prefill an engine reports the other's cache hits.
+        error = route.num_cached_tokens - num_cached_tokens
+        tolerance = _block_size(route.engine)
+        outcome = "correct" if abs(error) <= tolerance else "over" if error > 0 else "under"
+        self._metrics.predictions.labels(outcome).inc()
+        self._metrics.predicted_tokens.inc(route.num_cached_tokens)
+        self._metrics.reported_tokens.inc(num_cached_tokens)
+
+    def _candidate(self, engine: Engine, prompt: Prompt, chains: _Chains) -> Candidate:
+        num_cached = self._num_cached(engine, prompt, chains)
+        return Candidate(engine, num_cached, self.costs.local(engine, len(prompt.token_ids or ()) - num_cached))
+
+    def _num_cached(self, engine: Engine, prompt: Prompt, chains: _Chains) -> int:
+        status = engine.status
+        if prompt.token_ids is None or status is None or len(prompt.token_ids) > status.kv.max_model_len:
+            return 0  # Too long a prompt is refused by the engine, and not worth naming its blocks.
+        block_size = status.kv.block_size_tokens
+        num_held = self._index.count_held(engine.id, chains.of(block_size))
+        return reusable_tokens(num_held, len(prompt.token_ids), block_size, speculative=status.num_speculative_tokens > 0)
+
+    def _weigh(self, candidate: Candidate, prompt: Prompt, chains: _Chains, exclude: Collection[Engine]) -> _Choice:
+        """Whether a prefill engine should do the prefill."""
+        alone: Path = "kv_reuse" if candidate.num_cached_tokens else "combined"
+        pool = [engine for engine in self._fleet.engines if engine.kind == "prefill"]
+        if prompt.token_ids is None:
+            return _Choice(alone, "tokens_unknown", prompt.reason)
+        if candidate.engine.kind == "combined" or not pool:
+            return _Choice(alone, "cached" if candidate.num_cached_tokens else "not_cached")
+        num_prompt_tokens = len(prompt.token_ids)
+        if num_prompt_tokens - candidate.num_cached_tokens < MIN_REMOTE_BLOCKS * _block_size(candidate.engine):
+            return _Choice(alone, "cached" if candidate.num_cached_tokens else "short_prompt")
+        usable = [engine for engine in pool if engine.takes_requests and engine not in exclude]
+        if not usable:
+            # Nothing is left to weigh; what a prefill engine would have cost depends on how busy and how warm it is.
+            return _Choice("recompute", "no_prefill_engine", "no prefill engine takes requests")
+        offers = [self._offer(engine, candidate, prompt, chains) for engine in usable]
+        offer = min(offers, key=lambda offer: offer.remote.total_s if offer.remote else 0.0)
+        remote, local_s = offer.remote, candidate.cost.total_s
+        assert remote is not None
+        if remote.mismatch:
+            return replace(offer, path="recompute", reason="mismatch", detail=remote.mismatch, prefill=None)
+        if remote.total_s >= local_s:
+            return replace(offer, path=alone, reason="local_cheaper", prefill=None)
+        return offer
+
+    def _offer(self, prefill: Engine, candidate: Candidate, prompt: Prompt, chains: _Chains) -> _Choice:
+        num_prompt_tokens = len(prompt.token_ids or ())
+        num_uncached = num_prompt_tokens - self._num_cached(prefill, prompt, chains)
+        remote = self.costs.remote(
+            prefill,
+            candidate.engine,
+            num_uncached_tokens=num_uncached,
+            num_prompt_tokens=num_prompt_tokens,
+            num_pulled_tokens=num_prompt_tokens - candidate.num_cached_tokens,
+        )
+        return _Choice("remote_prefill", "remote_cheaper", "", prefill, remote, num_uncached)
+
+    def _decide(self, candidate: Candidate, choice: _Choice, prompt: Prompt) -> Route:
+        return self._settle(candidate, choice, None if prompt.token_ids is None else len(prompt.token_ids))
+
+    def _settle(self, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None) -> Route:
+        """Enter a decision everywhere it counts."""
+        worker = choice.prefill or candidate.engine
+        num_uncached = (num_prompt_tokens or 0) - candidate.num_cached_tokens
+        route = Route(
+            engine=candidate.engine,
+            prefill=choice.prefill,
+            path=choice.path,
+            reason=choice.reason,
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=candidate.num_cached_tokens,
+            num_prefill_tokens=choice.num_prefill_tokens if choice.prefill else max(0, num_uncached),
+            num_queued_tokens=self.costs.queued_tokens(worker),
+        )
+        self.costs.expect(worker, route.num_prefill_tokens)
+        self._metrics.routed.labels(route.path, route.reason).inc()
+        self.decisions.append(
+            Decision(
+                decided_at_s=time.time(),
+                engine=route.engine.id,
+                prefill=route.prefill.id if route.prefill else None,
+                path=route.path,
+                reason=route.reason,
+                detail=choice.detail,
+                num_prompt_tokens=route.num_prompt_tokens,
+                num_cached_tokens=route.num_cached_tokens,
+                local=candidate.cost,
+                remote=choice.remote,
+            )
+        )
+        return route
+
+    def _local_cost(self, engine: Engine, route: Route) -> LocalCost:
+        return self.costs.local(engine, max(0, (route.num_prompt_tokens or 0) - route.num_cached_tokens))
+
+
+class _Chains:
+    """A prompt's blocks, named once for each block size in use."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._names: dict[int, list[BlockName]] = {}
+
+    def of(self, block_size_tokens: int) -> list[BlockName]:
+        names = self._names.get(block_size_tokens)
+        if names is None:
+            names = prompt_chain(self._prompt.token_ids or (), block_size_tokens, self._prompt.salt)
+            self._names[block_size_tokens] = names
+        return names
+
+
+def _block_size(engine: Engine) -> int:
+    return engine.status.kv.block_size_tokens if engine.status else 0

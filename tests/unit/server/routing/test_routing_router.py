@@ -1,0 +1,254 @@
+"""The router's paths with their reasons, its costs, and how it judges its own predictions."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+import pytest
+from routing_rig import BLOCK, BYTES_PER_TOKEN, MAX_MODEL_LEN, RouterRig, make_engine, prompt_of
+
+from server.fleet import Engine
+from server.routing.cost import HANDSHAKE_S, PRIOR_SECONDS_PER_TOKEN, CostModel
+from server.routing.router import MAX_DECISIONS, Route
+from server.routing.tokens import Prompt
+
+
+def pd_rig() -> tuple[RouterRig, Engine, Engine]:
+    prefill, decode = make_engine("p0", "prefill"), make_engine("d0", "decode")
+    return RouterRig(prefill, decode), prefill, decode
+
+
+def chosen(rig: RouterRig, prompt: Prompt, *, prefill_failed: str = "") -> Route:
+    route = rig.router.choose(prompt, prefill_failed=prefill_failed)
+    assert route is not None
+    return route
+
+
+def test_a_long_prompt_is_prefilled_elsewhere_while_the_decode_engine_is_busy() -> None:
+    rig, prefill, decode = pd_rig()
+    decode.num_in_flight = 4
+    route = chosen(rig, prompt_of(1000))
+    assert (route.engine, route.prefill) == (decode, prefill)
+    assert (route.path, route.reason) == ("remote_prefill", "remote_cheaper")
+    assert rig.routed("remote_prefill", "remote_cheaper") == 1
+
+
+def test_an_idle_decode_engine_prefills_by_itself() -> None:
+    rig, _, _ = pd_rig()
+    route = chosen(rig, prompt_of(1000))
+    assert (route.path, route.reason, route.prefill) == ("combined", "local_cheaper", None)
+
+
+def test_a_busy_prefill_engine_is_not_worth_waiting_for() -> None:
+    rig, prefill, decode = pd_rig()
+    decode.num_in_flight = 4
+    for start in range(0, 5000, 1000):
+        prefill.num_in_flight += chosen(rig, prompt_of(1000, start=start)).prefill is prefill
+    assert 1 <= prefill.num_in_flight < 5
+    assert chosen(rig, prompt_of(1000, start=9000)).reason == "local_cheaper"
+
+
+def test_short_and_cached_prompts_skip_the_prefill_pool() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 20
+    short = chosen(rig, prompt_of(2 * BLOCK - 1))
+    assert (short.path, short.reason) == ("combined", "short_prompt")
+    prompt = prompt_of(1000)
+    rig.hold(decode, prompt)
+    cached = chosen(rig, prompt)
+    assert (cached.path, cached.reason, cached.num_cached_tokens) == ("kv_reuse", "cached", 992)
+
+
+def test_what_the_prefill_engine_holds_counts() -> None:
+    one, two = make_engine("p0", "prefill"), make_engine("p1", "prefill")
+    decode = make_engine("d0", "decode")
+    decode.num_in_flight = 4
+    rig = RouterRig(one, two, decode)
+    prompt = prompt_of(1000)
+    rig.hold(two, prompt)
+    route = chosen(rig, prompt)
+    assert route.prefill is two
+    assert route.num_prefill_tokens == 8
+
+
+@pytest.mark.parametrize("state", ["down", "draining", "failed"])
+def test_without_a_usable_prefill_engine_the_decode_engine_computes(state: str) -> None:
+    rig, prefill, decode = pd_rig()
+    decode.num_in_flight = 4
+    if state == "down":
+        prefill.mark_down("died")
+    prefill.is_draining = state == "draining"
+    route = chosen(rig, prompt_of(1000), prefill_failed="it answered 500" if state == "failed" else "")
+    reason = "prefill_failed" if state == "failed" else "no_prefill_engine"
+    assert (route.engine, route.prefill, route.path, route.reason) == (decode, None, "recompute", reason)
+    assert rig.routed("recompute", reason) == 1
+
+
+def test_a_failed_prefill_leg_leaves_its_request_where_it_is() -> None:
+    rig, prefill, decode = pd_rig()
+    decode.num_in_flight = 4
+    route = chosen(rig, prompt_of(1000))
+    prefill.num_in_flight = 1
+    assert rig.router.costs.queued_tokens(prefill) == 1000
+    again = rig.router.degrade(route, "it died")
+    assert (again.engine, again.prefill, again.path, again.reason) == (decode, None, "recompute", "prefill_failed")
+    assert rig.router.costs.queued_tokens(prefill) == 0
+    assert rig.router.costs.queued_tokens(decode) == 1000
+    assert rig.router.decisions[-1].detail == "it died"
+
+
+@pytest.mark.parametrize("difference", ["target", "block_size", "bytes", "producer", "consumer", "length", "unknown"])
+def test_engines_that_cannot_share_kv_never_do(difference: str) -> None:
+    rig, prefill, decode = pd_rig()
+    decode.num_in_flight = 4
+    assert prefill.status is not None
+    assert decode.status is not None
+    changes = {
+        "block_size": {"block_size_tokens": 32},
+        "bytes": {"bytes_per_token": 7},
+        "producer": {"transfer": "none"},
+        "length": {"max_model_len": 500},
+    }
+    if difference == "target":
+        prefill.target_version = 5
+    elif difference == "unknown":
+        prefill.status = None
+    elif difference == "consumer":
+        kv = msgspec.structs.replace(decode.status.kv, transfer="none")
+        decode.status = msgspec.structs.replace(decode.status, kv=kv)
+    else:
+        kv = msgspec.structs.replace(prefill.status.kv, **changes[difference])
+        prefill.status = msgspec.structs.replace(prefill.status, kv=kv)
+    route = chosen(rig, prompt_of(1000))
+    assert (route.path, route.reason) == ("recompute", "mismatch")
+    decision = rig.router.decisions[-1]
+    assert decision.remote is not None
+    assert decision.remote.total_s == inf
+    assert decision.detail
+
+
+def test_where_tokens_are_not_known_load_decides_and_the_decision_says_so() -> None:
+    busy, idle = make_engine("d0", "decode"), make_engine("d1", "decode")
+    rig = RouterRig(busy, idle, make_engine("p0", "prefill"))
+    busy.num_in_flight = 3
+    route = chosen(rig, Prompt(reason="not_text"))
+    assert route.engine is idle
+    assert (route.path, route.reason, route.num_prompt_tokens) == ("combined", "tokens_unknown", None)
+    assert rig.router.decisions[-1].detail == "not_text"
+
+
+def test_a_prompt_the_engine_will_refuse_is_not_looked_up() -> None:
+    engine = make_engine("e0")
+    rig = RouterRig(engine)
+    prompt = prompt_of(MAX_MODEL_LEN + 1)
+    rig.hold(engine, prompt)
+    assert chosen(rig, prompt).num_cached_tokens == 0
+
+
+def test_salted_prompts_do_not_meet() -> None:
+    engine = make_engine("e0")
+    rig = RouterRig(engine)
+    prompt = prompt_of(160)
+    rig.hold(engine, prompt)
+    assert chosen(rig, prompt).num_cached_tokens == 144
+    assert chosen(rig, Prompt(prompt.token_ids, salt="tenant")).num_cached_tokens == 0
+
+
+def test_a_speculating_engine_is_expected_to_compute_its_last_block_again() -> None:
+    engine = make_engine("e0", num_speculative_tokens=3)
+    rig = RouterRig(engine)
+    rig.hold(engine, prompt_of(160))
+    assert chosen(rig, prompt_of(200)).num_cached_tokens == 144
+
+
+def test_predictions_are_judged_within_a_block() -> None:
+    engine = make_engine("e0")
+    rig = RouterRig(engine)
+    rig.hold(engine, prompt_of(160))
+    for reported in (160, 144, 176, 100, 300, None):
+        rig.router.observe(chosen(rig, prompt_of(200)), first_byte_s=0.1, num_cached_tokens=reported)
+    assert (rig.predicted("correct"), rig.predicted("over"), rig.predicted("under")) == (3, 1, 1)
+    rig.router.observe(chosen(rig, Prompt()), first_byte_s=0.1, num_cached_tokens=0)
+    assert rig.predicted("correct") == 3
+
+
+def test_a_remote_prefill_says_nothing_about_the_decode_engines_cache() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 4
+    route = chosen(rig, prompt_of(1000))
+    assert route.path == "remote_prefill"
+    rig.router.observe(route, first_byte_s=0.5, num_cached_tokens=1000)
+    assert rig.predicted("over") + rig.predicted("under") + rig.predicted("correct") == 0
+
+
+def test_decisions_are_kept_with_their_costs_and_bounded() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 4
+    for _ in range(MAX_DECISIONS + 10):
+        chosen(rig, prompt_of(1000))
+    assert len(rig.router.decisions) == MAX_DECISIONS
+    first = rig.router.decisions[0]
+    assert first.remote is not None
+    assert first.local.prefill_s == pytest.approx(1000 * PRIOR_SECONDS_PER_TOKEN)
+    assert first.remote.handshake_s == HANDSHAKE_S
+    assert first.remote.transfer_s == pytest.approx(1000 * BYTES_PER_TOKEN / 1e9)
+    assert first.local.total_s == pytest.approx(
+        first.local.prefill_s + first.local.queue_s + first.local.active_s + first.local.disturbance_s
+    )
+
+
+def test_the_seconds_per_token_are_learned_and_one_outlier_does_not_undo_it() -> None:
+    costs, engine = CostModel(), make_engine("e0")
+    for _ in range(100):
+        costs.learn_prefill(engine, first_byte_s=0.8, num_uncached_tokens=100, num_queued_tokens=0)
+    learned_s = costs.seconds_per_token("combined")
+    assert learned_s == pytest.approx(0.008, rel=0.05)
+    costs.learn_prefill(engine, first_byte_s=500.0, num_uncached_tokens=100, num_queued_tokens=0)
+    assert costs.seconds_per_token("combined") < 1.4 * learned_s
+    assert costs.seconds_per_token("decode") == PRIOR_SECONDS_PER_TOKEN
+
+
+def test_a_first_byte_after_hardly_any_prefill_teaches_nothing() -> None:
+    costs, engine = CostModel(), make_engine("e0")
+    costs.learn_prefill(engine, first_byte_s=3.0, num_uncached_tokens=4, num_queued_tokens=0)
+    assert costs.seconds_per_token("combined") == PRIOR_SECONDS_PER_TOKEN
+
+
+def test_waiting_behind_others_does_not_look_like_slow_prefilling() -> None:
+    costs, engine = CostModel(), make_engine("e0")
+    for _ in range(50):
+        costs.learn_prefill(engine, first_byte_s=0.4, num_uncached_tokens=100, num_queued_tokens=300)
+    assert costs.seconds_per_token("combined") == pytest.approx(PRIOR_SECONDS_PER_TOKEN)
+
+
+def test_the_bandwidth_is_learned_from_what_was_pulled() -> None:
+    costs = CostModel()
+    for _ in range(200):
+        costs.learn_transfer(100_000_000, 1.0)
+    assert costs.bytes_per_second == pytest.approx(1e8, rel=0.05)
+    costs.learn_transfer(10, 1.0)
+    costs.learn_transfer(100_000_000, 0.0)
+    assert costs.bytes_per_second == pytest.approx(1e8, rel=0.05)
+
+
+def test_requests_that_end_untold_do_not_wait_for_ever() -> None:
+    costs, engine = CostModel(), make_engine("e0")
+    for _ in range(3):
+        costs.expect(engine, 100)
+        engine.num_in_flight += 1
+    assert costs.queued_tokens(engine) == 300
+    engine.num_in_flight = 1
+    assert costs.queued_tokens(engine) == 100
+    engine.num_in_flight = 0
+    assert costs.queued_tokens(engine) == 0
+
+
+def test_a_first_byte_ends_the_wait_behind_its_request() -> None:
+    rig = RouterRig(make_engine("e0"))
+    engine = rig.engines[0]
+    route = chosen(rig, prompt_of(300))
+    engine.num_in_flight = 1
+    assert rig.router.costs.queued_tokens(engine) == 300
+    rig.router.observe(route, first_byte_s=0.3)
+    assert rig.router.costs.queued_tokens(engine) == 0
