@@ -112,9 +112,7 @@ class Supervisor:
             if watched.child is not None and not watched.child.is_running():
                 self._note_end(watched)
             if watched.child is None and time.monotonic() >= watched.restart_at_s:
-                watched.num_restarts += 1
-                self._launch(watched)
-                self._report(f"{watched.spec.name} started again (pid {watched.child and watched.child.pid})")
+                self._start_again(watched)
 
     def run(self) -> None:
         """Watch until told to stop."""
@@ -151,13 +149,28 @@ class Supervisor:
         self._tell_watchdog(f"+{watched.child.group}")
         self._on_change()
 
+    def _start_again(self, watched: Watched) -> None:
+        """A start that fails, for want of memory or of processes, must not end the others: it is tried again later."""
+        watched.num_restarts += 1
+        try:
+            self._launch(watched)
+        except (OSError, subprocess.SubprocessError) as error:
+            wait_s = self._delay(watched, lived_long=False)
+            self._report(f"{watched.spec.name} could not be started ({error}); trying again in {wait_s:g} s")
+        else:
+            self._report(f"{watched.spec.name} started again (pid {watched.child and watched.child.pid})")
+
+    def _delay(self, watched: Watched, *, lived_long: bool) -> float:
+        watched.num_quick_deaths = 0 if lived_long else watched.num_quick_deaths + 1
+        wait_s = backoff_s(watched.num_quick_deaths, watched.spec.restart.max_backoff_s)
+        watched.restart_at_s = time.monotonic() + wait_s
+        return wait_s
+
     def _note_end(self, watched: Watched) -> None:
         child = watched.child
         assert child is not None
         watched.last_exit_code = child.exit_code
-        watched.num_quick_deaths = 0 if child.age_s > _HEALTHY_AFTER_S else watched.num_quick_deaths + 1
-        wait_s = backoff_s(watched.num_quick_deaths, watched.spec.restart.max_backoff_s)
-        watched.restart_at_s = time.monotonic() + wait_s
+        wait_s = self._delay(watched, lived_long=child.age_s > _HEALTHY_AFTER_S)
         watched.child = None
         self._tell_watchdog(f"-{child.group}")
         self._on_change()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import os
 import shutil
@@ -303,3 +304,21 @@ time.sleep(60)
 def test_waits_between_restarts_double_up_to_a_bound() -> None:
     assert [backoff_s(deaths, 30.0) for deaths in range(7)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert backoff_s(10_000, 30.0) == 30.0
+
+
+def test_a_restart_that_cannot_fork_or_find_its_program_ends_nobody_else(tmp_path: Path, harness: Harness) -> None:
+    program = tmp_path / "interpreter"
+    program.symlink_to(sys.executable)
+    fragile = dataclasses.replace(spec(tmp_path, SLEEP, name="fragile"), argv=(str(program), "-c", SLEEP))
+    supervisor = harness.supervisor(fragile, spec(tmp_path, SLEEP, name="other"))
+    supervisor.start()
+    broken, other = supervisor.watched
+    program.unlink()
+    assert broken.child is not None
+    assert other.child is not None
+    broken.child.kill()
+    tick_until(supervisor, lambda: broken.num_restarts >= 2)
+    assert broken.child is None
+    assert other.child.is_running()
+    program.symlink_to(sys.executable)
+    tick_until(supervisor, lambda: broken.child is not None and broken.child.is_running())

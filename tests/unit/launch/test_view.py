@@ -27,7 +27,6 @@ from wire.control import (
 )
 from wire.spec import SCHEMA_VERSION
 
-
 SYSTEM = {"pid": 1, "pid_created_at_s": 0.0, "gateway_url": "http://127.0.0.1:1", "admin_url": "http://127.0.0.1:2"}
 
 
