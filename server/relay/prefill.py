@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 PREFILL_TIMEOUT_S = 60.0
 """For one prefill leg, the queue of its engine included; past it the decode engine computes the prompt itself."""
+ABANDONED_S = 0.25
+"""How long a leg goes on when its client has left. An engine that is cut off with its answer on the way has granted a lease
+that nobody is told of; short legs are likely to be met like that, and cost little to wait for."""
 RELEASE_TIMEOUT_S = 5.0
 MAX_RELEASES = 64
 """Running at once; further leases are left to run out."""
@@ -88,8 +91,20 @@ class PrefillLegs:
         self._metrics = metrics
         self._releases: set[asyncio.Task[None]] = set()
 
-    async def run(self, exchange: Exchange, leg: Leg, engine: Engine) -> Lease:
+    async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
         """Raises PrefillFailed or PrefillRefused."""
+        # A task of its own, because it may outlive its exchange.
+        running = asyncio.ensure_future(self._run(exchange, leg, engine))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if len(self._releases) >= MAX_RELEASES:
+                running.cancel()
+            else:
+                self._start(self._abandon(running, decode_engine))
+            raise
+
+    async def _run(self, exchange: Exchange, leg: Leg, engine: Engine) -> Lease:
         assert leg.fields is not None
         reason = why_not_handed_over(leg.fields)
         if reason:
@@ -123,7 +138,7 @@ class PrefillLegs:
             if lease.is_pulled:
                 self._metrics.leases.labels("pulled").inc()
             else:
-                self._start_release(lease, decode_engine)
+                self._release_soon(lease, decode_engine)
 
     async def close(self) -> None:
         """End what still runs; leases that were not released run out."""
@@ -131,16 +146,31 @@ class PrefillLegs:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
-    def _start_release(self, lease: Lease, decode_engine: Engine) -> None:
-        if len(self._releases) >= MAX_RELEASES or not lease.engine.ready:
+    def _release_soon(self, lease: Lease, decode_engine: Engine) -> None:
+        if len(self._releases) >= MAX_RELEASES:
             self._metrics.leases.labels("expired").inc()
-            return
-        # A task of its own: the client may be gone, and its exchange with it.
-        task = asyncio.ensure_future(self._release(lease, decode_engine))
+        else:
+            self._start(self._release(lease, decode_engine))
+
+    async def _abandon(self, running: asyncio.Future[Lease], decode_engine: Engine) -> None:
+        """End a leg whose client has left, and the lease it may have come to."""
+        try:
+            await asyncio.wait((running,), timeout=ABANDONED_S)
+        finally:
+            running.cancel()
+        (lease,) = await asyncio.gather(running, return_exceptions=True)
+        if isinstance(lease, Lease):
+            await self._release(lease, decode_engine)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, lease: Lease, decode_engine: Engine) -> None:
+        if not lease.engine.ready:
+            self._metrics.leases.labels("expired").inc()
+            return
         others = [engine for engine in self._fleet.ready() if engine.can_decode and engine is not decode_engine]
         # A second try only, for when the decode engine is what failed.
         for engine in [*[decode_engine] * decode_engine.ready, *others][:2]:

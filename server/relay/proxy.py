@@ -247,7 +247,7 @@ class Proxy:
         lease = None
         if route is not None and route.prefill is not None:
             try:
-                lease = await self._prefills.run(exchange, leg, route.prefill)
+                lease = await self._prefills.run(exchange, leg, route.prefill, engine)
                 stack.enter_context(self._prefills.held(lease, engine))
             except PrefillRefused as refusal:
                 head = Head(route.prefill, path, refusal.status, refusal.content_type)

@@ -84,6 +84,8 @@ class FakeEngine:
         """Engines whose KV it can pull."""
         self.leases: set[str] = set()
         """KV it holds for others."""
+        self.num_leases = 0
+        """Ever given."""
         self.num_pulled = 0
         self.offers_kv = True
         self.drop_connections = False
@@ -262,6 +264,7 @@ class FakeEngine:
         if self.offers_kv:
             lease = uuid.uuid4().hex
             self.leases.add(lease)
+            self.num_leases += 1
             params = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]]}
             params |= {"remote_engine_id": self.id, "remote_request_id": lease, "remote_host": "h", "remote_port": 1}
         return web.json_response({"id": "cmpl-1", "choices": [{"text": "x"}], "kv_transfer_params": params})
