@@ -19,6 +19,8 @@ class CaptureSettings(Config):
     """Share of requests captured, chosen by a hash of the request id; adjustable at run time."""
     max_queued_steps: int = Field(256, ge=1)
     """Steps waiting in the engine for the channel; newer ones are dropped and counted."""
+    max_queued_bytes: int = Field(256 * 1024 * 1024, ge=1)
+    """Hidden rows waiting in the engine for the channel; a long prompt on a wide model is tens of MB in one step."""
     max_queued_messages: int = Field(64, ge=1)
     """ZMQ high-water mark, messages."""
 

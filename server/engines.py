@@ -12,11 +12,12 @@ import msgspec
 
 from server.config import EngineEndpoint
 from server.errors import EngineRefused
-from wire.control import CaptureRequest, CommitReport, CommitRequest, DepthRequest, Digest, EngineStatus, StageRequest
+from wire.control import CaptureRequest, CommitReport, CommitRequest, DepthRequest, EngineStatus, StageRequest
 from wire.errors import EngineError
 
 CONNECT_TIMEOUT_S = 2.0
-CONTROL_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 30.0
+"""A control call waits for the step in flight, and a full prefill step takes about 10 s on a small CPU."""
 KEEPALIVE_S = 3.0
 """Shorter than uvicorn's 5 s, so the gateway, not the engine, closes an idle connection; else a request could meet the close."""
 MAX_ERROR_CHARS = 500
@@ -79,9 +80,6 @@ class EngineClient:
 
     async def set_depth(self, depth: int) -> None:
         await self._call("POST", "/paceline/depth", DepthRequest(depth=depth))
-
-    async def digest(self) -> Digest:
-        return self._decode(await self._call("GET", "/paceline/digest"), Digest)
 
     async def metrics_text(self, *, timeout_s: float) -> str:
         return (await self._call("GET", "/metrics", timeout_s=timeout_s)).decode()

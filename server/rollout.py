@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from server.engines import CONTROL_TIMEOUT_S
 from server.errors import EngineRefused
 from server.fleet import Engine
 from wire.control import CommitReport
@@ -17,7 +18,7 @@ from wire.errors import EngineError, SwapError
 
 logger = logging.getLogger(__name__)
 
-MIN_COMMIT_TIMEOUT_S = 5.0
+MIN_COMMIT_TIMEOUT_S = CONTROL_TIMEOUT_S
 """A commit waits for the step in flight only; staging may not eat up its time."""
 
 

@@ -33,6 +33,7 @@ class CaptureSpan(Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    """The engine's own, distinct within its epoch: it holds the client's, which clients may repeat."""
     tenant: str
     domain: str
     temperature: float
@@ -113,7 +114,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
     acceptance: list[AcceptanceCount]
     num_captured_rows: int
     num_dropped_rows: dict[str, int]
-    """By reason: `queue_full`, `channel_full`, `no_learner`."""
+    """By reason: `queue_full`, `channel_full`, `no_learner`, `send_failed`."""
 
 
 Event = CaptureStep | EngineStats

@@ -7,6 +7,7 @@ the channel's thread.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 
 from wire.messages import AcceptanceCount
 
@@ -16,12 +17,14 @@ _OTHER = "other"
 
 
 class AcceptanceCounter:
-    """Bounded: the newest 16 draft versions, 128 tenant and domain pairs, further pairs count as `other`."""
+    """Bounded: the 16 draft versions that served last, 128 tenant and domain pairs, further pairs count as `other`."""
 
     def __init__(self, max_depth: int) -> None:
         self._max_depth = max_depth
         self._lock = threading.Lock()
         self._labels: set[tuple[str, str]] = set()
+        self._versions: OrderedDict[int, None] = OrderedDict()
+        """The version that served longest ago first."""
         self._steps: dict[tuple[int, str, str], int] = {}
         self._proposed: dict[tuple[int, str, str], list[int]] = {}
         self._accepted: dict[tuple[int, str, str], list[int]] = {}
@@ -30,6 +33,8 @@ class AcceptanceCounter:
         """Count one verify step of one request."""
         with self._lock:
             key = (draft_version, *self._bounded(tenant, domain))
+            self._versions[draft_version] = None
+            self._versions.move_to_end(draft_version)
             if key not in self._steps:
                 self._open(key)
             self._steps[key] += 1
@@ -61,10 +66,11 @@ class AcceptanceCounter:
         return tenant, domain
 
     def _open(self, key: tuple[int, str, str]) -> None:
-        versions = sorted({known[0] for known in self._steps} | {key[0]})
-        for known in [known for known in self._steps if known[0] in versions[:-_MAX_VERSIONS]]:
-            for table in (self._steps, self._proposed, self._accepted):
-                table.pop(known)
+        while len(self._versions) > _MAX_VERSIONS:
+            oldest, _ = self._versions.popitem(last=False)
+            for known in [known for known in self._steps if known[0] == oldest]:
+                for table in (self._steps, self._proposed, self._accepted):
+                    table.pop(known)
         self._steps[key] = 0
         self._proposed[key] = [0] * self._max_depth
         self._accepted[key] = [0] * self._max_depth

@@ -34,7 +34,7 @@ class HostRows:
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        if tensors[0].is_cuda:
+        if any(tensor.is_cuda for tensor in tensors):
             tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
             self._event = torch.cuda.Event()
             self._event.record()
@@ -51,7 +51,6 @@ class PendingSpan(NamedTuple):
 
     row: int
     info: RequestInfo
-    first_position: int
     num_rows: int
     num_proposed: int
     proposer: int
@@ -61,7 +60,7 @@ class PendingSpan(NamedTuple):
 class PendingStep(NamedTuple):
     spans: list[PendingSpan]
     rows: HostRows | None
-    """Token ids [rows], aux [rows, A * D] and hidden [rows, D] of the captured spans, in order."""
+    """First positions of all requests [N], then token ids [rows], aux [rows, A * D] and hidden [rows, D] of the captured spans."""
     finished_ids: list[str]
     target_version: int
 
@@ -140,11 +139,7 @@ class Capture:
             if info is not None:
                 is_captured = self._channel is not None and info.allows_capture and is_selected(info.base_id, self.rate)
                 proposer = self._requests.proposer.get(request_id, draft_version)
-                spans.append(
-                    PendingSpan(
-                        index, info, view.first_positions[index], num_rows, view.num_proposed[index], proposer, is_captured
-                    )
-                )
+                spans.append(PendingSpan(index, info, num_rows, view.num_proposed[index], proposer, is_captured))
                 if is_captured:
                     selected.append(slice(start, start + num_rows))
             start += num_rows
@@ -171,15 +166,17 @@ class Capture:
             self._channel.offer(self._captured_step(pending, sampled))
 
     def _captured_step(self, pending: PendingStep, sampled: list[list[int]]) -> CapturedStep:
+        first_positions: list[int] = []
         token_ids: list[int] = []
         tensors = self._no_rows()
         if pending.rows is not None:
-            token_ids_R, *hidden_rows = pending.rows.get()
-            token_ids, tensors = token_ids_R.tolist(), tuple(hidden_rows)
+            first_positions_N, token_ids_R, *hidden_rows = pending.rows.get()
+            first_positions, token_ids, tensors = first_positions_N.tolist(), token_ids_R.tolist(), tuple(hidden_rows)
         spans, start = [], 0
         for span in pending.spans:
             if span.is_captured:
-                spans.append(_capture_span(span, token_ids[start : start + span.num_rows], list(sampled[span.row])))
+                row_ids = token_ids[start : start + span.num_rows]
+                spans.append(_capture_span(span, first_positions[span.row], row_ids, list(sampled[span.row])))
                 start += span.num_rows
         message = CaptureStep(
             schema_version=SCHEMA_VERSION,
@@ -230,23 +227,24 @@ class _CapturedOutput(AsyncModelRunnerOutput):
 
 
 def _copy_rows(view: StepView, selected: list[slice]) -> HostRows:
-    """Clones of the selected rows: token ids [rows], aux [rows, A * D], hidden [rows, D]."""
+    """Clones of all first positions [N] and of the selected rows: token ids [rows], aux [rows, A * D], hidden [rows, D]."""
+    positions = view.first_positions_N.clone()
     total = view.hidden_RD.shape[0]
     if sum(rows.stop - rows.start for rows in selected) == total:
-        return HostRows(view.token_ids_R.clone(), torch.cat(view.aux_A_RD, dim=-1), view.hidden_RD.clone())
+        return HostRows(positions, view.token_ids_R.clone(), torch.cat(view.aux_A_RD, dim=-1), view.hidden_RD.clone())
     aux = torch.cat([torch.cat([aux_RD[rows] for aux_RD in view.aux_A_RD], dim=-1) for rows in selected])
     token_ids = torch.cat([view.token_ids_R[rows] for rows in selected])
-    return HostRows(token_ids, aux, torch.cat([view.hidden_RD[rows] for rows in selected]))
+    return HostRows(positions, token_ids, aux, torch.cat([view.hidden_RD[rows] for rows in selected]))
 
 
-def _capture_span(span: PendingSpan, token_ids: list[int], emitted_ids: list[int]) -> CaptureSpan:
+def _capture_span(span: PendingSpan, first_position: int, token_ids: list[int], emitted_ids: list[int]) -> CaptureSpan:
     return CaptureSpan(
-        request_id=span.info.base_id,
+        request_id=span.info.request_id,
         tenant=span.info.tenant,
         domain=span.info.domain,
         prompt_key=span.info.prompt_key,
         temperature=span.info.temperature,
-        first_position=span.first_position,
+        first_position=first_position,
         token_ids=token_ids,
         num_proposed=span.num_proposed,
         num_accepted=max(len(emitted_ids) - 1, 0) if span.num_proposed else 0,

@@ -6,12 +6,14 @@ blocks the step, every loss is counted by reason. Owns the PUSH socket to the le
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 import msgspec
 import torch
@@ -27,6 +29,11 @@ _STATS_PERIOD_S = 1.0
 QUEUE_FULL = "queue_full"
 CHANNEL_FULL = "channel_full"
 NO_LEARNER = "no_learner"
+SEND_FAILED = "send_failed"
+
+_CLOSE_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 StatsMaker = Callable[[int, dict[str, int]], EngineStats]
@@ -51,6 +58,7 @@ class CaptureChannel:
         self._config = config
         self._make_stats = make_stats
         self._queue: queue.Queue[CapturedStep | None] = queue.Queue(maxsize=config.capture.max_queued_steps)
+        self._num_queued_bytes = 0
         self._lock = threading.Lock()
         self._num_dropped_rows: Counter[str] = Counter()
         self.num_captured_rows = 0
@@ -60,10 +68,17 @@ class CaptureChannel:
         opened.result()
 
     def offer(self, step: CapturedStep) -> None:
-        """Hand over a step; drops and counts it where the queue is full. Never blocks."""
+        """Hand over a step; drops and counts it where the queue is full, in steps or in bytes. Never blocks."""
+        num_bytes = _num_bytes(step)
+        with self._lock:
+            fits = self._num_queued_bytes + num_bytes <= self._config.capture.max_queued_bytes
+            self._num_queued_bytes += num_bytes if fits else 0
         try:
+            if not fits:
+                raise queue.Full
             self._queue.put_nowait(step)
         except queue.Full:
+            self._release(num_bytes if fits else 0)
             self._drop(step.message, QUEUE_FULL)
 
     def num_dropped_rows(self) -> dict[str, int]:
@@ -72,8 +87,13 @@ class CaptureChannel:
 
     def close(self) -> None:
         """Send what is queued and end the thread."""
-        self._queue.put(None)
-        self._thread.join(timeout=5.0)
+        with suppress(queue.Full):  # a thread that does not empty its queue is past being told
+            self._queue.put(None, timeout=_CLOSE_S)
+        self._thread.join(timeout=_CLOSE_S)
+
+    def _release(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_queued_bytes -= num_bytes
 
     def _drop(self, message: CaptureStep, reason: str) -> None:
         with self._lock:
@@ -108,14 +128,21 @@ class CaptureChannel:
                 running = step is not None
             except queue.Empty:
                 step = None
-            connected = _is_connected(monitor, connected)
-            if step is not None:
-                self._send(step, push, pub, connected)
+            try:
+                connected = _is_connected(monitor, connected)
+                if step is not None:
+                    self._release(_num_bytes(step))
+                    self._send(step, push, pub, connected)
+            except Exception:
+                # The thread's outermost loop: one odd step must not end the statistics the canary lives on.
+                logger.exception("a captured step could not be sent")
+                if step is not None:
+                    self._drop(step.message, SEND_FAILED)
             if time.monotonic() >= next_stats_s:
+                next_stats_s = time.monotonic() + _STATS_PERIOD_S
                 pub.send_multipart(
                     [TOPIC_STATS, encode(self._make_stats(self.num_captured_rows, self.num_dropped_rows()))], zmq.NOBLOCK
                 )
-                next_stats_s = time.monotonic() + _STATS_PERIOD_S
         push.disable_monitor()
 
     def _open_push(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -142,6 +169,10 @@ class CaptureChannel:
             self._drop(step.message, CHANNEL_FULL if connected else NO_LEARNER)
         else:
             self.num_captured_rows += sum(span.num_rows for span in step.message.spans)
+
+
+def _num_bytes(step: CapturedStep) -> int:
+    return sum(tensor.nbytes for tensor in step.tensors)
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> list[TensorFrame]:

@@ -18,6 +18,8 @@ _HASH_RANGE = 2**32
 
 
 class RequestInfo(NamedTuple):
+    request_id: str
+    """The engine's own: distinct also where clients repeat theirs."""
     base_id: str
     """Without the engine's random suffix: the same on every engine a request visits."""
     tenant: str
@@ -48,7 +50,7 @@ class RequestBook:
             info = self._live.pop(request_id, None)
             self.proposer.pop(request_id, None)
             if info is not None and info.allows_capture:
-                self._finished.append(info.base_id)
+                self._finished.append(info.request_id)
         for new in scheduler_output.scheduled_new_reqs:
             if not new.req_id.startswith(_WARMUP_PREFIXES):
                 self._live[new.req_id] = _request_info(new.req_id, new.sampling_params, new.prompt_token_ids)
@@ -57,7 +59,7 @@ class RequestBook:
         return self._live.get(request_id)
 
     def take_finished(self) -> list[str]:
-        """Base ids of requests that ended since the last call."""
+        """Ids of requests that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -66,6 +68,7 @@ def _request_info(request_id: str, sampling_params: Any, prompt_ids: list[int] |
     labels = (sampling_params.extra_args if sampling_params is not None else None) or {}
     allows_capture = labels.get("paceline_capture", 1) != 0
     return RequestInfo(
+        request_id=request_id,
         base_id=_RANDOM_SUFFIX.sub("", request_id),
         tenant=str(labels.get("paceline_tenant") or DEFAULT_LABEL),
         domain=str(labels.get("paceline_domain") or DEFAULT_LABEL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from server.engine.step_view import StepView
@@ -29,7 +30,7 @@ def step_view(runner: Any) -> StepView | None:
     num_proposed = list(metadata.num_draft_tokens) if metadata is not None else [0] * len(request_ids)
     return StepView(
         request_ids=request_ids,
-        first_positions=batch.num_computed_tokens_cpu[: batch.num_reqs].tolist(),
+        first_positions_N=torch.from_numpy(batch.num_computed_tokens_cpu[: batch.num_reqs]),
         num_rows=num_rows,
         num_proposed=num_proposed,
         token_ids_R=runner.input_ids.gpu[:total],

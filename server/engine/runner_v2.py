@@ -26,7 +26,8 @@ def step_view(runner: Any) -> StepView | None:
     total = int(batch.query_start_loc_np[num_reqs])
     return StepView(
         request_ids=list(batch.req_ids[:num_reqs]),
-        first_positions=batch.num_computed_tokens_np[:num_reqs].tolist(),
+        # Not `num_computed_tokens_np`: under async scheduling it still counts the last step's rejected proposals.
+        first_positions_N=batch.positions[batch.query_start_loc[:num_reqs]],
         num_rows=(batch.query_start_loc_np[1 : num_reqs + 1] - batch.query_start_loc_np[:num_reqs]).tolist(),
         num_proposed=drafts[:num_reqs].tolist() if drafts is not None else [0] * num_reqs,
         token_ids_R=batch.input_ids[:total],

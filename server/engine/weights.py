@@ -6,6 +6,8 @@ half-loaded model: while the layerwise reload runs, the embeddings a draft share
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,11 @@ from wire.errors import SwapError
 
 DRAFT = "draft"
 TARGET = "target"
+EXIT_UNKNOWN_WEIGHTS = 70
+"""EX_SOFTWARE of sysexits.h."""
 _NUM_SAMPLES = 4096
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -81,17 +87,29 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if guard is not None:
                 guard.check(self.model)
         except Exception as error:
-            if in_force is None:
-                raise
-            # Close the interrupted reload first: a second one on top of it would meet half-wrapped parameters.
-            finalize_layerwise_reload(self.model, self.model_config)
-            self._apply(kind, in_force)
+            self._restore(kind, in_force, guard)
             raise SwapError(
                 f"{kind} {version} failed while being applied ({error}); {kind} {self.versions[kind]} is back in force"
             ) from error
-        self.versions[kind] = version
+        # The one before stays at hand: where another rank or engine fails, this one goes back.
         stage.protect = {version, self.versions[kind]}
+        self.versions[kind] = version
         self.apply_ms = (time.perf_counter() - started_s) * 1e3
+
+    def _restore(self, kind: str, in_force: StagedWeights | None, guard: SharedEmbedding | None) -> None:
+        """Put the weights in force back. Where that fails this process ends: it must not serve from weights it cannot name."""
+        try:
+            if in_force is None:
+                raise SwapError("the weights in force are not held on this worker")
+            # Close the interrupted reload first: a second one on top of it would meet half-wrapped parameters.
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._apply(kind, in_force)
+            if guard is not None:
+                guard.check(self.model)
+        except Exception:
+            logger.critical("the %s in force cannot be restored; this engine ends and starts anew", kind, exc_info=True)
+            logging.shutdown()
+            os._exit(EXIT_UNKNOWN_WEIGHTS)
 
     def _apply(self, kind: str, weights: StagedWeights) -> None:
         initialize_layerwise_reload(self.model)

@@ -7,7 +7,6 @@ would reach the caller as a bare string.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.parallel_state import get_tp_group
@@ -18,7 +17,7 @@ from server.engine.digest import model_digest
 from server.engine.kv_layout import kv_layout
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import parts_config
-from server.engine.stage import DraftLoader, Stage, read_weights
+from server.engine.stage import DraftLoader, Stage
 from server.engine.weights import DRAFT, TARGET, PacelineWeightEngine
 from wire.errors import ConfigError, PacelineError, StaleExpectation
 from wire.spec import CaptureSpec, resolve_capture_spec
@@ -103,17 +102,6 @@ class PacelineWorker(_Base):
         except PacelineError as error:
             return _refusal(error)
         return {"version": version, "previous": active, "apply_ms": self._weights.apply_ms if version != active else 0.0}
-
-    def paceline_update_target(self, version: int, directory: str) -> Answer:
-        """Load new target weights from a directory of safetensors within this RPC."""
-        stage = Stage(lambda _: read_weights(Path(directory)))
-        try:
-            stage.load_now(version)
-            self._weights.stages[TARGET] = stage
-            self._swap(TARGET, version)
-        except PacelineError as error:
-            return _refusal(error)
-        return {"version": version, "apply_ms": self._weights.apply_ms}
 
     def paceline_set_capture(self, rate: float) -> Answer:
         self._capture.set_rate(rate)

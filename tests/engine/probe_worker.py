@@ -1,12 +1,15 @@
-"""A worker for tests: fails half-way through loading a draft when asked to, and keeps the draft's last logits."""
+"""A worker for tests: fails half-way through loading a draft when asked to, keeps the draft's last logits, takes other targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from server.engine.stage import Stage, read_weights
+from server.engine.weights import TARGET
 from server.engine.worker_cpu import PacelineCpuWorker
 
 
@@ -32,6 +35,13 @@ class ProbeCpuWorker(PacelineCpuWorker):
             return logits
 
         draft.load_weights, draft.compute_logits = load_half, keep_logits
+
+    def probe_update_target(self, version: int, directory: str) -> None:
+        """Put other target weights under the engine, as a target update will: no salt, no checks, no way back."""
+        stage = Stage(lambda _: read_weights(Path(directory)))
+        stage.load_now(version)
+        self._weights.stages[TARGET] = stage
+        self._swap(TARGET, version)
 
     def probe_fail_next_load(self) -> bool:
         self._fails_next_load = True

@@ -141,6 +141,18 @@ def test_the_end_of_a_request_is_reported_once(tiny_engine: LiveEngine) -> None:
         assert finished[identity] == 1
 
 
+def test_requests_that_share_an_id_are_kept_apart(tiny_engine: LiveEngine) -> None:
+    first, second = tiny_engine.complete_all(["def apple(x):", "def pear(y, z):"], request_id="the-client-repeats-itself")
+    tiny_engine.settle()
+    by_request: dict[str, dict[int, int]] = {}
+    for _, span in tiny_engine.spans_of(first):
+        seen = by_request.setdefault(span.request_id, {})
+        for offset, token in enumerate(span.token_ids[: span.num_valid_rows]):
+            seen[span.first_position + offset] = token
+    captured = [[seen[position] for position in sorted(seen)] for seen in by_request.values()]
+    assert sorted(captured) == sorted(completion.ids[:-1] for completion in (first, second))
+
+
 def test_events_are_the_captured_steps_without_tensors(tiny_engine: LiveEngine) -> None:
     tiny_engine.settle()
     tiny_engine.listener.clear()

@@ -109,12 +109,11 @@ def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_tar
     ids = tiny_engine.complete(PROMPT).prompt_ids
     try:
         for version, directory in ((1, new_target), (2, tiny_target)):
-            answer = tiny_engine.rpc("paceline_update_target", version, str(directory))
-            assert answer["version"] == version
+            tiny_engine.rpc("probe_update_target", version, str(directory))
             token_ids = tiny_engine.complete(PROMPT, max_tokens=16, cache_salt=f"target-{version}").token_ids
             assert token_ids == greedy(directory, ids, 16)
     finally:
-        tiny_engine.rpc("paceline_update_target", 0, str(tiny_target))
+        tiny_engine.rpc("probe_update_target", 0, str(tiny_target))
     assert tiny_engine.ok("/paceline/digest")["target"] == digest
     assert greedy(new_target, ids, 16) != greedy(tiny_target, ids, 16)
 

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import zmq
+from gateway_rig import SPEC
+
+from server.config import CaptureSettings, EnginePartsConfig
+from server.engine.channel import QUEUE_FULL, SEND_FAILED, CaptureChannel, CapturedStep, describe
+from wire.messages import CaptureSpan, CaptureStep, EngineStats, decode
+from wire.spec import SCHEMA_VERSION
+
+ROWS, WIDTH = 4, 256
+
+
+def captured_step(*, num_rows: int = ROWS) -> CapturedStep:
+    tensors = (torch.zeros(num_rows, 3 * WIDTH), torch.zeros(num_rows, WIDTH))
+    span = CaptureSpan(
+        request_id="r", tenant="t", domain="d", temperature=0.0, first_position=0, token_ids=[1] * num_rows, num_proposed=0,
+        num_accepted=0, emitted_ids=[2], draft_version=0,
+    )  # fmt: skip
+    message = CaptureStep(
+        schema_version=SCHEMA_VERSION, spec=SPEC, engine_id="e", engine_epoch="x", step=1, target_version=0, captured_at_s=0.0,
+        spans=[span], finished_ids=[], tensors=describe(tensors),
+    )  # fmt: skip
+    return CapturedStep(message, tensors)
+
+
+def config(tmp_path: Path, **capture: int) -> EnginePartsConfig:
+    return EnginePartsConfig(
+        engine_id="e", state_dir=tmp_path, target_dir=tmp_path, draft_vocab_size=8, aux_layer_ids=None,
+        capture=CaptureSettings(**capture), capture_endpoint=f"ipc://{tmp_path}/capture", events_endpoint=f"ipc://{tmp_path}/events",
+    )  # fmt: skip
+
+
+def stats(num_captured_rows: int, num_dropped_rows: dict[str, int]) -> EngineStats:
+    return EngineStats(
+        schema_version=SCHEMA_VERSION, engine_id="e", engine_epoch="x", sent_at_s=time.time(), draft_version=0, target_version=0,
+        capture_rate=1.0, acceptance=[], num_captured_rows=num_captured_rows, num_dropped_rows=num_dropped_rows,
+    )  # fmt: skip
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.02)
+
+
+def test_what_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
+    step = captured_step()
+    num_bytes = sum(tensor.nbytes for tensor in step.tensors)
+    channel = CaptureChannel(config(tmp_path, max_queued_bytes=num_bytes - 1), stats)
+    try:
+        channel.offer(step)
+        assert channel.num_dropped_rows() == {QUEUE_FULL: ROWS}
+    finally:
+        channel.close()
+
+
+def test_room_is_given_back_when_a_step_was_sent(tmp_path: Path) -> None:
+    step = captured_step()
+    num_bytes = sum(tensor.nbytes for tensor in step.tensors)
+    with zmq.Context() as context, context.socket(zmq.PULL) as learner:
+        learner.bind(f"ipc://{tmp_path}/capture")
+        channel = CaptureChannel(config(tmp_path, max_queued_bytes=num_bytes), stats)
+        try:
+            time.sleep(0.5)  # the connection is made
+            for number in range(1, 6):
+                channel.offer(step)
+                until(lambda number=number: channel.num_captured_rows == number * ROWS)
+        finally:
+            channel.close()
+    assert channel.num_dropped_rows() == {}
+
+
+def test_statistics_go_on_after_a_step_that_cannot_be_sent(tmp_path: Path) -> None:
+    bad = CapturedStep(captured_step().message, (torch.zeros(ROWS, WIDTH, device="meta"), torch.zeros(ROWS, WIDTH)))
+    with zmq.Context() as context, context.socket(zmq.PULL) as learner, context.socket(zmq.SUB) as events:
+        learner.bind(f"ipc://{tmp_path}/capture")
+        events.subscribe(b"stats")
+        channel = CaptureChannel(config(tmp_path), stats)
+        try:
+            events.connect(f"ipc://{tmp_path}/events")
+            channel.offer(bad)
+            until(lambda: channel.num_dropped_rows() == {SEND_FAILED: ROWS})
+            asked_s = time.time()
+            while True:
+                assert events.poll(5000), "no statistics"
+                message = decode(events.recv_multipart()[1])
+                if isinstance(message, EngineStats) and message.sent_at_s > asked_s:
+                    break
+            assert message.num_dropped_rows == {SEND_FAILED: ROWS}
+        finally:
+            channel.close()
