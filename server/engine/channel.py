@@ -144,6 +144,7 @@ class CaptureChannel:
                     [TOPIC_STATS, encode(self._make_stats(self.num_captured_rows, self.num_dropped_rows()))], zmq.NOBLOCK
                 )
         push.disable_monitor()
+        monitor.close(linger=0)
 
     def _open_push(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         push = context.socket(zmq.PUSH)
