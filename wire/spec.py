@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from wire.errors import ConfigError, SpecMismatch
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Stamped on every message, file and handshake. Raised when a change is not a new field with a default."""
 
 _SAMPLE_BYTES = 64 * 1024

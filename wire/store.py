@@ -6,10 +6,12 @@ starts from `active`; the floor is the static draft that is kept whatever the le
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from wire.artifact import MANIFEST_FILE, DraftManifest, read_manifest, verify_artifact
@@ -20,7 +22,8 @@ _STAGING_PREFIX = ".staging-"
 
 
 class DraftStore:
-    """Artifacts by version. Safe for one writer (the learner) beside one pointer owner (the gateway) and any readers."""
+    """Artifacts by version. Writers of artifacts exclude one another by a file lock; pointers are replaced in one step, so the
+    last of two owners wins. Readers need no lock."""
 
     def __init__(self, state_dir: Path) -> None:
         self.root = state_dir / "drafts"
@@ -66,7 +69,10 @@ class DraftStore:
 
         Raises what `fill` raises, and OSError on a full disk; nothing is visible then.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            return self._publish(fill)
+
+    def _publish(self, fill: Callable[[Path, int], None]) -> int:
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
         try:
             existing = [int(path.name) for path in self.root.iterdir() if path.name.isdecimal()]
@@ -82,6 +88,10 @@ class DraftStore:
 
     def prune(self, keep: int) -> list[int]:
         """Remove all but the newest `keep` versions, never the active one, its parent or the floor; returns what went."""
+        with self._writing():
+            return self._prune(keep)
+
+    def _prune(self, keep: int) -> list[int]:
         versions = self.versions()
         kept: set[int | None] = {self.active(), self.floor(), *versions[-keep:]}
         active = self.active()
@@ -93,6 +103,14 @@ class DraftStore:
         for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return removed
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Alone among all processes that write artifacts here: half-made ones are then nobody's but ours."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self.root.with_name("drafts.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _read_pointer(self, name: str) -> int | None:
         try:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -150,6 +152,20 @@ def test_prune_removes_what_a_crash_left(store: DraftStore) -> None:
     (store.root / ".staging-abc").mkdir()
     store.prune(keep=1)
     assert sorted(path.name for path in store.root.iterdir()) == ["0"]
+
+
+def test_writers_of_several_threads_take_turns(store: DraftStore) -> None:
+    def publish_slowly(directory: Path, version: int) -> None:
+        time.sleep(0.01)
+        fill(directory, version)
+
+    def work(_number: int) -> int:
+        version = DraftStore(store.root.parent).publish(publish_slowly)
+        DraftStore(store.root.parent).prune(keep=100)
+        return version
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(work, range(12))) == store.versions() == list(range(12))
 
 
 def test_an_absent_draft_is_an_artifact_error(store: DraftStore) -> None:
