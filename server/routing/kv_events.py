@@ -157,25 +157,25 @@ class EngineFeed:
 
     async def _ask_again(self) -> None:
         """Have the engine repeat its events from the first missing one on, as far as it still has them."""
-        outcome = "incomplete"
+        outcome = None
         for _ in range(MAX_REPLAY_ROUNDS):
-            first = self._next_number
             outcome = await self._replay_round()
-            if outcome != "incomplete" or self._is_new or self._next_number == first:
+            if outcome is not None or self._is_new:
                 break
         if not self._is_new:
-            self._metrics.replays.labels(self.engine_id, outcome).inc()
+            self._metrics.replays.labels(self.engine_id, outcome or "incomplete").inc()
 
-    async def _replay_round(self) -> str:
+    async def _replay_round(self) -> str | None:
+        """One question; None where its answers have a hole and the rest has to be asked for again."""
         first = self._next_number
-        is_whole = True
+        outcome = "complete"
         try:
             async with aclosing(self._replay.ask(first)) as answers:
                 async for number, payload in answers:
-                    if self._is_new or (number > self._next_number > first):
-                        return "incomplete"
+                    if self._is_new or number > self._next_number > first:
+                        return None
                     if number > self._next_number:
-                        is_whole = False
+                        outcome = "incomplete"
                         self._lose_until(number)
                     if number == self._next_number:
                         self._apply(payload)
@@ -185,7 +185,7 @@ class EngineFeed:
             self._metrics.bad_events.labels(self.engine_id).inc()
             logger.warning("unusable KV event replay of engine %s: %s", self.engine_id, error)
             return "unanswered"
-        return "complete" if is_whole else "incomplete"
+        return outcome
 
     def _lose_until(self, number: int) -> None:
         """Nobody has the events before this one any more."""

@@ -83,6 +83,7 @@ class Prompts:
     def __init__(self, target_dir: Path | None) -> None:
         """`target_dir` holds `tokenizer.json` and the chat template; None or without them: no tokens are known."""
         self.tokenizer = _load_tokenizer(target_dir)
+        """The target's, shared with whoever else turns text into its tokens; None where it is not on disk."""
         self._template = ChatTemplate.load(target_dir) if target_dir is not None else None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompts")
 
@@ -108,7 +109,8 @@ class Prompts:
 
     def _tokens(self, path: str, fields: Mapping[str, Raw], content: Any) -> list[int]:
         for name, reason in _REASONS_TO_LEAVE_IT.items():
-            if _value(fields, name) not in (None, False, "", []):
+            value = _value(fields, name)
+            if value is not None and value is not False and value != [] and value != "":
                 raise _Unknown(reason)
         if path == CHAT_PATH:
             return self._encode(self._chat_text(fields, content), special=_flag(fields, "add_special_tokens", False))
@@ -152,7 +154,8 @@ class Prompts:
         if self.tokenizer is None:
             raise _Unknown("no_tokenizer")
         try:
-            return self.tokenizer.encode(text, add_special_tokens=special).ids
+            # Of the tokenizer's ways to encode, only those for batches let other threads run meanwhile.
+            return self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except UnicodeError:
             raise _Unknown("unreadable") from None
 

@@ -40,17 +40,13 @@ class KvPublisher:
 
     def __init__(self, context: zmq.asyncio.Context, engine_id: str, endpoint: str, replay_address: str | None = None) -> None:
         self._topic = f"kv@{engine_id}".encode()
+        self._router = context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self.replay_address = replay_address or "tcp://127.0.0.1:*"
+        self._bind()
         self._pub = context.socket(zmq.XPUB)  # A PUB that tells when it is subscribed to.
         self._pub.linger = 0
         self._pub.connect(endpoint)
-        self._router = context.socket(zmq.ROUTER)
-        self._router.linger = 0
-        if replay_address is None:
-            port = self._router.bind_to_random_port("tcp://127.0.0.1")
-            self.replay_address = f"tcp://127.0.0.1:{port}"
-        else:
-            self._router.bind(replay_address)
-            self.replay_address = replay_address
         self.kept: list[tuple[int, bytes]] = []
         self.lost_in_replay: set[int] = set()
         """Numbers the next replay leaves out once."""
@@ -58,6 +54,19 @@ class KvPublisher:
         self.is_silent = False
         self._number = 0
         self._server = asyncio.create_task(self._serve())
+
+    def _bind(self) -> None:
+        """Take the address; a predecessor's socket leaves it a moment after it is closed."""
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                self._router.bind(self.replay_address)
+                break
+            except zmq.ZMQError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.01)
+        self.replay_address = self._router.last_endpoint.decode()
 
     async def subscribed(self) -> None:
         """Wait for the gateway; before that, what is sent live is dropped."""

@@ -82,7 +82,7 @@ async def make_rig() -> AsyncIterator[Rig]:
         yield rig
     finally:
         await rig.close()
-        context.term()
+        context.destroy(linger=0)
 
 
 def with_rig(test: Callable[[Rig], Awaitable[None]]) -> Callable[[], None]:

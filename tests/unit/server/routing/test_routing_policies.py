@@ -183,7 +183,7 @@ def test_conversations_stay_where_their_history_is() -> None:
             route = rig.router.choose(prompt)
             assert route is not None
             total += len(prompt.token_ids or ()) - route.num_cached_tokens
-            histories[conversation] = (*(prompt.token_ids or ()), *range(900_000 + 100 * number, 900_060 + 100 * number))
+            histories[conversation] = (*(prompt.token_ids or ()), *range(900_000 + 200 * number, 900_150 + 200 * number))
             rig.hold(route.engine, Prompt(histories[conversation]))
             rig.router.observe(route, first_byte_s=0.1)
             route.engine.num_in_flight += 1
