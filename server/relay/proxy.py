@@ -168,11 +168,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[_Answer]:
-        """The answer of an engine that took the request.
-
-        Every engine is tried once, and once more on a fresh connection where a pooled one turned out closed.
-        """
-        stale: set[Engine] = set()
+        """The answer of an engine that took the request; every engine is tried once."""
         while True:
             route, engine = await self._choose(leg, trip, prompt)
             with ExitStack() as stack:
@@ -181,15 +177,11 @@ class Proxy:
                     answer = await self._attempt(exchange, leg, route, engine, stack)
                 except CONNECTION_ERRORS as error:
                     self._metrics.retries.labels(engine.id).inc()
-                    if _is_stale(error) and engine not in stale:
-                        stale.add(engine)
-                        continue
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
                     # The kind alone: clients see the reason, and aiohttp's words name the private address.
                     engine.suspect(f"failed a request: {type(error).__name__}")
-                    # One that could not be reached at all was not lost with this request, unless its connection had just broken.
-                    was_reached = engine in stale or not isinstance(error, aiohttp.ClientConnectorError)
-                    if not was_reached:
+                    if isinstance(error, aiohttp.ClientConnectorError):
+                        # It was gone before this request came.
                         trip.leave(engine)
                     elif not trip.lose(engine):
                         raise _engine_died() from None
@@ -257,14 +249,7 @@ class Proxy:
                 self._metrics.prefill_failures.labels(route.prefill.id).inc()
                 route = self._router.degrade(route, str(failure))
                 path = route.path
-        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
-        response = await self._session.request(
-            exchange.method,
-            engine.client.base_url + leg.path,
-            data=body,
-            headers=exchange.upstream_headers(),
-            allow_redirects=False,
-        )
+        response = await self._ask(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")
         head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
         answer = _Answer(head, None, response, route, lease, started_s)
@@ -278,6 +263,23 @@ class Proxy:
             if not tells_of_death(head.status, answer.body):
                 self._note_arrival(answer)
         return answer
+
+    async def _ask(self, exchange: Exchange, leg: Leg, engine: Engine, lease: Lease | None) -> aiohttp.ClientResponse:
+        """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
+        method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
+        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
+        try:
+            return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+        except CONNECTION_ERRORS as error:
+            # With a lease not even the same engine is asked twice: it may have pulled the blocks before it broke off.
+            if lease is not None or not _is_stale(error):
+                raise
+            self._metrics.retries.labels(engine.id).inc()
+            try:
+                return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+            except aiohttp.ClientConnectorError as refused:
+                # It had the request a moment ago and may have died of it.
+                raise aiohttp.ServerDisconnectedError from refused
 
     async def _pump(self, exchange: Exchange, answer: _Answer, stream: Stream, client: Client) -> _Loss | None:
         """Pass a stream's events on; returns what broke it, or None when it ended well."""

@@ -10,6 +10,7 @@ import pytest
 from fake_engine import FakeEngine
 from gateway_rig import SPEC, eventually, publish, run, running
 
+from wire.spec import SCHEMA_VERSION
 from wire.store import DraftStore
 
 
@@ -39,7 +40,7 @@ def test_gateway_is_not_ready_until_the_parts_are_verified(tmp_path: Path, spoil
             assert not rig.engine.bodies
             rig.engine.parts, rig.engine.schema_version, rig.engine.status_id = (
                 ["capture", "weights", "mend:x"],
-                1,
+                SCHEMA_VERSION,
                 rig.engine.id,
             )
             await eventually(lambda: rig.gateway.fleet.engines[0].ready)

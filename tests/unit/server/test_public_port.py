@@ -124,6 +124,7 @@ UNUSABLE: list[tuple[dict[str, str], dict[str, object], str]] = [
     ({"X-Paceline-Tenant": "a b"}, {}, "bad_header"),
     ({"X-Paceline-Domain": "x" * 65}, {}, "bad_header"),
     ({"X-Paceline-Capture": "maybe"}, {}, "bad_header"),
+    ({"X-Session-Id": "a b"}, {}, "bad_header"),
     ({}, {"vllm_xargs": {"paceline_tenant": "other"}}, "reserved_xargs"),
     ({}, {"vllm_xargs": "text"}, "bad_xargs"),
     ({}, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "internal_field"),

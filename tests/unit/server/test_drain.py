@@ -1,0 +1,118 @@
+"""Draining: an engine gets nothing new, ends what it has, and is drained when nobody can want anything of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from gateway_rig import GatewayRig, eventually, run, running
+
+from server.fleet import KV_LEASE_S
+
+
+async def _drain(rig: GatewayRig, engine_id: str, verb: str = "drain") -> Any:
+    reply = await rig.admin("POST", f"/admin/engines/{engine_id}/{verb}")
+    assert reply.status == 200
+    return reply.json
+
+
+def test_draining_engine_gets_nothing_new_and_ends_what_it_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            first, second = rig.engines
+            first.chunk_gate = gate = asyncio.Event()
+            running_one = asyncio.create_task(rig.complete(stream=True))
+            await eventually(lambda: first.num_running == 1)
+            view = await _drain(rig, "engine-0")
+            assert view == {
+                "id": "engine-0",
+                "is_draining": True,
+                "is_drained": False,
+                "num_in_flight": 1,
+                "lease_left_s": 0.0,
+            }
+            for _ in range(4):
+                assert (await rig.complete()).status == 200
+            assert (len(first.bodies), len(second.bodies)) == (1, 4)
+            assert [engine["is_draining"] for engine in (await rig.status())["engines"]] == [True, False]
+            gate.set()
+            assert b"[DONE]" in (await running_one).body
+            assert (await _drain(rig, "engine-0"))["is_drained"] is True
+            assert (await _drain(rig, "engine-0", "undrain"))["is_draining"] is False
+            first.chunk_gate = None
+            await rig.complete()
+            assert len(first.bodies) == 2
+
+    run(scenario())
+
+
+def test_without_another_engine_clients_are_told_to_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            await _drain(rig, "engine-0")
+            reply = await rig.complete()
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "1")
+            assert "draining" in reply.json["error"]["message"]
+            assert (await rig.request("GET", "/ready")).status == 503
+
+    run(scenario())
+
+
+def test_prefill_engine_is_drained_only_when_its_leases_are_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, kinds=("prefill", "decode")) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            assert (await _drain(rig, "engine-0"))["is_drained"] is True
+            engine.last_lease_s = asyncio.get_running_loop().time() - KV_LEASE_S / 2
+            view = await _drain(rig, "engine-0")
+            assert view["is_drained"] is False
+            assert 0 < view["lease_left_s"] <= KV_LEASE_S / 2
+            engine.last_lease_s -= KV_LEASE_S
+            assert (await _drain(rig, "engine-0"))["is_drained"] is True
+
+    run(scenario())
+
+
+def test_unknown_engine_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            for verb in ("drain", "undrain"):
+                reply = await rig.admin("POST", f"/admin/engines/nobody/{verb}")
+                assert (reply.status, reply.code) == (404, "engine_not_found")
+                assert "engine-0" in reply.json["error"]["message"]
+            assert (await rig.admin("POST", "/admin/engines/engine-0/drain", token="wrong")).status == 401
+
+    run(scenario())
+
+
+def test_engines_restarted_one_by_one_under_load_fail_no_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            stop = asyncio.Event()
+            replies = []
+
+            async def client() -> None:
+                while not stop.is_set():
+                    replies.append(await rig.complete(stream=len(replies) % 2 == 0))
+
+            clients = [asyncio.create_task(client()) for _ in range(6)]
+            for index, engine in enumerate(rig.engines):
+                fleet_engine = rig.gateway.fleet.engines[index]
+                epoch = fleet_engine.epoch
+                async with asyncio.timeout(5):
+                    while not (await _drain(rig, engine.id))["is_drained"]:
+                        await asyncio.sleep(0.01)
+                await engine.stop()
+                await eventually(lambda: not fleet_engine.ready)  # noqa: B023
+                await engine.restart(draft_version=0)
+                await eventually(lambda: fleet_engine.ready and fleet_engine.epoch != epoch)  # noqa: B023
+                await _drain(rig, engine.id, "undrain")
+                num_replies = len(replies)
+                await eventually(lambda: len(replies) > num_replies + 10)  # noqa: B023
+            stop.set()
+            await asyncio.gather(*clients)
+            assert {reply.status for reply in replies} == {200}
+            assert all(b"error" not in reply.body for reply in replies)
+
+    run(scenario())
