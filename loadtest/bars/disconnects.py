@@ -23,8 +23,8 @@ from loadtest.traffic import Prompt, human_eval
 
 NUM_DISCONNECTS = 200
 CONCURRENCY = 8
-LEASE_S = 30.0
-"""vLLM's own lease of KV blocks that wait to be fetched."""
+LEASE_S = 20.0
+"""Of KV blocks that wait to be fetched, as the plan sets it."""
 SLACK_S = 15.0
 """For the last heartbeats and the scrapes."""
 POLL_S = 1.0

@@ -24,7 +24,7 @@ from loadtest.traffic import Prompt, human_eval
 CONCURRENCY = 64
 NUM_DIRECT = 16
 """Streams that ask the engines directly meanwhile: as many as a p99 needs, few enough to leave the machine to the gateway."""
-MEASURE_S = 45.0
+MEASURE_S = 90.0
 WARM_UP_S = 5.0
 PACE = Pace(first_token_s=0.05, between_tokens_s=0.05)
 MIN_TOKENS, MAX_TOKENS = 16, 64

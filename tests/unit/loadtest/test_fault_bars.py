@@ -128,9 +128,11 @@ def test_a_malformed_refusal_while_the_engine_is_away_is_counted(monkeypatch: py
     def spoil(tiny: TinySystem) -> None:
         not_resuming(tiny)
         tiny.refusal = {"detail": "no"}
+        tiny.downtime_s = 1.0  # longer than a client pauses after a failure
 
     value = measure(monkeypatch, tmp_path, drill.one_decode, spoil)
     assert value.value
+    assert value.detail["refused_until_it_was_back"]
 
 
 def test_a_process_that_never_comes_back_ends_the_drill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

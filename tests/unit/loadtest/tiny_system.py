@@ -28,6 +28,7 @@ from wire.control import (
     LearnerView,
     TrafficView,
 )
+from wire.spec import SCHEMA_VERSION
 
 NUM_TOKENS = 6
 ERROR = {"message": "the engine failed", "type": "server_error", "param": None, "code": "engine_failed"}
@@ -43,6 +44,8 @@ class TinySystem:
         self.num_starts: dict[str, int] = {}
         self.draining: set[str] = set()
         self.token_delay_s = 0.01
+        self.downtime_s = 0.05
+        """Between the notice that a process has ended and its new start."""
         self.is_resuming = True
         """Requests outlive their engine. Else those in flight end with `stream_end` and new ones are refused."""
         self.stream_end: list[dict[str, Any] | str] = [{"error": ERROR}]
@@ -85,7 +88,7 @@ class TinySystem:
             for name in self.names:
                 if not self.is_up(name):
                     self.write()
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(self.downtime_s)
                     self.start(name)
 
     def write(self) -> None:
@@ -191,7 +194,7 @@ class TinySystem:
             for pool in self.pools
         ]
         status = AdminStatus(
-            schema_version=1,
+            schema_version=SCHEMA_VERSION,
             ready=True,
             reason="",
             uptime_s=1.0,
