@@ -53,6 +53,10 @@ class PrefillFailed(Exception):
     """No KV came of it; the decode engine computes the prompt itself. The message says why."""
 
 
+class CannotHandOver(PrefillFailed):
+    """The request itself cannot have its KV from elsewhere; no engine was asked."""
+
+
 class PrefillRefused(Exception):
     """The request is at fault; the engine's answer is the client's."""
 
@@ -108,7 +112,7 @@ class PrefillLegs:
         assert leg.fields is not None
         reason = why_not_handed_over(leg.fields)
         if reason:
-            raise PrefillFailed(reason)
+            raise CannotHandOver(reason)
         with engine.request():
             try:
                 status, content_type, body = await self._post(engine, exchange, leg.path, prefill_body(leg.fields))

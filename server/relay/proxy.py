@@ -22,7 +22,7 @@ from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells_of_death
 from server.relay.join import CannotResume
-from server.relay.prefill import CONNECTION_ERRORS, Lease, PrefillFailed, PrefillLegs, PrefillRefused
+from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 from server.relay.sse import EventRelay, is_engines_fault
 from server.relay.stream import Stream, read_cached_tokens
 
@@ -245,8 +245,9 @@ class Proxy:
                 head = Head(route.prefill, path, refusal.status, refusal.content_type)
                 return _Answer(head, refusal.body, None, route, None, started_s)
             except PrefillFailed as failure:
-                logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
-                self._metrics.prefill_failures.labels(route.prefill.id).inc()
+                if not isinstance(failure, CannotHandOver):
+                    logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
+                    self._metrics.prefill_failures.labels(route.prefill.id).inc()
                 route = self._router.degrade(route, str(failure))
                 path = route.path
         response = await self._ask(exchange, leg, engine, lease)

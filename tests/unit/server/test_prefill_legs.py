@@ -192,6 +192,7 @@ def test_what_cannot_be_handed_over_is_computed_in_one_place(tmp_path: Path, fie
             reply = await _ask(rig, **fields)
             assert reply.headers["X-Paceline-Kv-Path"] == "recompute"
             assert not rig.engine.bodies
+            assert await rig.metric('paceline_prefill_failures_total{engine="engine-0"}') is None
 
     run(scenario())
 

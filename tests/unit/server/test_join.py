@@ -1,0 +1,52 @@
+"""Where a broken answer is taken up: ids and text on both sides of the cut agree, whatever the cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fake_model import build_tokenizer
+
+from server.relay.join import MAX_TOKENS_BACK, CannotResume, Join, find_join
+
+TEXT = "the quick brown fox — ünïcödé 🦊🦊 — jumps over the lazy dog"
+
+
+def test_kept_ids_and_sent_text_meet_at_every_cut(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(tmp_path)
+    prompt_ids, ids = tokenizer.encode("say it: ").ids, tokenizer.encode(TEXT).ids
+    rng = random.Random(3)
+    seen: set[tuple[bool, bool]] = set()
+    for num_ids in range(len(ids) + 1):
+        known = tokenizer.decode(ids[:num_ids]).rstrip("\ufffd")
+        for stops in ([], ["fox!"], ["never", " "]):
+            sent = known[: max(len(known) - rng.randrange(4), 0)]
+            join = find_join(lambda part: tokenizer.decode(list(part)), prompt_ids, ids[:num_ids], sent, stops)
+            kept = tokenizer.decode(ids[: join.num_kept]).rstrip("\ufffd")
+            assert kept + join.overlap == sent + join.ahead
+            assert TEXT.startswith(sent + join.ahead)
+            assert not (join.ahead and join.overlap)
+            assert not any(stop[: len(stop) - 1] and join.ahead.endswith(stop[0]) for stop in stops if len(stop) > 1)
+            seen.add((bool(join.ahead), bool(join.overlap)))
+    assert seen >= {(False, False), (True, False), (False, True)}
+
+
+def test_nothing_sent_keeps_nothing_or_what_was_not_shown(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(tmp_path)
+    ids = tokenizer.encode("🦊").ids
+
+    def decode(part: Sequence[int]) -> str:
+        return tokenizer.decode(list(part))
+
+    assert find_join(decode, [5], [], "", []) == Join(0, "", "")
+    assert find_join(decode, [5], ids[:2], "", []) == Join(0, "", ""), "half a character is made anew"
+
+
+def test_text_that_ids_do_not_give_is_an_error(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(tmp_path)
+    ids = tokenizer.encode(TEXT * 8).ids
+    assert len(ids) > MAX_TOKENS_BACK
+    with pytest.raises(CannotResume, match="token ids"):
+        find_join(lambda part: tokenizer.decode(list(part)), [5], ids, "another text", [])
