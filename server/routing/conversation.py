@@ -32,6 +32,8 @@ def _read_message(message: Any, takes_parts: bool) -> Message:
         raise NotText("a message calls tools")
     role: str = message["role"]
     texts = _texts(message.get("content"))
+    if not takes_parts:
+        texts = [text for text in texts if text]  # An empty part would otherwise still bring its line break.
     keeps_parts = takes_parts and role != "tool"
     content: Any = [{"type": "text", "text": text} for text in texts] if keeps_parts else "\n".join(texts)
     read: Message = {"role": role, "content": content}

@@ -75,6 +75,8 @@ class CostModel:
         self._seconds_per_token: dict[str, float] = {}
         """By kind of pool, not by engine: one slow answer must not turn traffic away from the engine that gave it."""
         self._seconds_per_byte = 1.0 / PRIOR_BYTES_PER_SECOND
+        self._transfers: dict[Engine, tuple[float, float]] = {}
+        """Bytes and seconds already learned from."""
         self._pending: defaultdict[Engine, deque[int]] = defaultdict(deque)
         """Tokens to prefill of requests without a first byte, oldest first."""
 
@@ -138,9 +140,14 @@ class CostModel:
             old = self.seconds_per_token(engine.kind)
             self._seconds_per_token[engine.kind] = _blend(old, first_byte_s / num_tokens)
 
-    def learn_transfer(self, num_bytes: int, duration_s: float) -> None:
-        """KV that was pulled since the last call."""
+    def learn_transfer(self, engine: Engine, total_bytes: float, total_s: float) -> None:
+        """What an engine has pulled over NIXL since it started, as its metrics say; called again and again."""
+        old_bytes, old_s = self._transfers.get(engine, (0.0, 0.0))
+        if total_bytes < old_bytes or total_s < old_s:
+            old_bytes, old_s = 0.0, 0.0  # Another process counts anew.
+        num_bytes, duration_s = total_bytes - old_bytes, total_s - old_s
         if num_bytes >= MIN_LEARNED_BYTES and duration_s > 0.0:
+            self._transfers[engine] = (total_bytes, total_s)
             self._seconds_per_byte = _blend(self._seconds_per_byte, duration_s / num_bytes)
 
 

@@ -153,7 +153,7 @@ class EngineFeed:
         if number > self._next_number:
             self._lose_until(number)
         if number == self._next_number:
-            self._apply(payload)
+            self.apply(payload)
 
     async def _ask_again(self) -> None:
         """Have the engine repeat its events from the first missing one on, as far as it still has them."""
@@ -178,7 +178,7 @@ class EngineFeed:
                         outcome = "incomplete"
                         self._lose_until(number)
                     if number == self._next_number:
-                        self._apply(payload)
+                        self.apply(payload)
         except TimeoutError:
             return "unanswered"
         except WireError as error:
@@ -197,7 +197,8 @@ class EngineFeed:
         self._metrics.dropped_indexes.labels(self.engine_id).inc()
         logger.warning("forgetting the KV of engine %s: %s", self.engine_id, reason)
 
-    def _apply(self, payload: bytes) -> None:
+    def apply(self, payload: bytes) -> None:
+        """Take the batch that is next in order."""
         self._next_number += 1
         try:
             for event in decode_events(payload):

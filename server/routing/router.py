@@ -115,28 +115,21 @@ class Router:
         choice = _Choice("recompute", "prefill_failed", why)
         return self._settle(candidate, choice, route.num_prompt_tokens)
 
-    def observe(self, route: Route, *, first_byte_s: float | None, num_cached_tokens: int | None = None) -> None:
-        """What came of a route: seconds from asking to the first byte, and the cached tokens the engine reported, if it did.
-
-        An answer that came as a whole has no first byte of its own: None.
-        """
-        if route.num_prompt_tokens is None:
-            return
+    def observe(self, route: Route, *, first_byte_s: float | None) -> None:
+        """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
         worker = route.prefill or route.engine
-        if first_byte_s is None:
+        if first_byte_s is None or route.num_prompt_tokens is None:
             self.costs.forget(worker, route.num_prefill_tokens)
         else:
             self.costs.learn_prefill(worker, first_byte_s, route.num_prefill_tokens, route.num_queued_tokens)
-        if num_cached_tokens is not None:
-            self.judge(route, num_cached_tokens)
 
     def judge(self, route: Route, num_cached_tokens: int) -> None:
-        """How good the prediction was; a stream's engine tells at its end only, long after the first byte."""
+        """Hold the index's prediction against the cached prompt tokens the engine reports."""
+        # With a remote prefill an engine reports the other's cache hits.
         if route.num_prompt_tokens is None or route.prefill is not None:
-            return  # With a remote prefill an engine reports the other's cache hits.
+            return
         error = route.num_cached_tokens - num_cached_tokens
-        tolerance = _block_size(route.engine)
-        outcome = "correct" if abs(error) <= tolerance else "over" if error > 0 else "under"
+        outcome = "correct" if abs(error) <= _block_size(route.engine) else "over" if error > 0 else "under"
         self._metrics.predictions.labels(outcome).inc()
         self._metrics.predicted_tokens.inc(route.num_cached_tokens)
         self._metrics.reported_tokens.inc(num_cached_tokens)

@@ -166,10 +166,10 @@ def test_predictions_are_judged_within_a_block() -> None:
     engine = make_engine("e0")
     rig = RouterRig(engine)
     rig.hold(engine, prompt_of(160))
-    for reported in (160, 144, 176, 100, 300, None):
-        rig.router.observe(chosen(rig, prompt_of(200)), first_byte_s=0.1, num_cached_tokens=reported)
+    for reported in (160, 144, 176, 100, 300):
+        rig.router.judge(chosen(rig, prompt_of(200)), reported)
     assert (rig.predicted("correct"), rig.predicted("over"), rig.predicted("under")) == (3, 1, 1)
-    rig.router.observe(chosen(rig, Prompt()), first_byte_s=0.1, num_cached_tokens=0)
+    rig.router.judge(chosen(rig, Prompt()), 0)
     assert rig.predicted("correct") == 3
 
 
@@ -178,7 +178,7 @@ def test_a_remote_prefill_says_nothing_about_the_decode_engines_cache() -> None:
     decode.num_in_flight = 4
     route = chosen(rig, prompt_of(1000))
     assert route.path == "remote_prefill"
-    rig.router.observe(route, first_byte_s=0.5, num_cached_tokens=1000)
+    rig.router.judge(route, 1000)
     assert rig.predicted("over") + rig.predicted("under") + rig.predicted("correct") == 0
 
 
@@ -223,13 +223,23 @@ def test_waiting_behind_others_does_not_look_like_slow_prefilling() -> None:
 
 
 def test_the_bandwidth_is_learned_from_what_was_pulled() -> None:
-    costs = CostModel()
-    for _ in range(200):
-        costs.learn_transfer(100_000_000, 1.0)
+    costs, engine, other = CostModel(), make_engine("d0", "decode"), make_engine("d1", "decode")
+    for number in range(1, 101):
+        costs.learn_transfer(engine, 1e8 * number, 1.0 * number)
+        costs.learn_transfer(other, 2e8 * number, 2.0 * number)
     assert costs.bytes_per_second == pytest.approx(1e8, rel=0.05)
-    costs.learn_transfer(10, 1.0)
-    costs.learn_transfer(100_000_000, 0.0)
-    assert costs.bytes_per_second == pytest.approx(1e8, rel=0.05)
+    learned = costs.bytes_per_second
+    costs.learn_transfer(engine, 1e10, 100.0)
+    costs.learn_transfer(engine, 1e10 + 10, 103.0)
+    assert costs.bytes_per_second == learned
+
+
+def test_an_engine_that_counts_anew_teaches_from_its_new_counts() -> None:
+    costs, engine = CostModel(), make_engine("d0", "decode")
+    costs.learn_transfer(engine, 1e12, 1e3)
+    before = costs.bytes_per_second
+    costs.learn_transfer(engine, 1e7, 1.0)
+    assert costs.bytes_per_second < before
 
 
 def test_requests_that_end_untold_do_not_wait_for_ever() -> None:
@@ -244,11 +254,14 @@ def test_requests_that_end_untold_do_not_wait_for_ever() -> None:
     assert costs.queued_tokens(engine) == 0
 
 
-def test_a_first_byte_ends_the_wait_behind_its_request() -> None:
+@pytest.mark.parametrize("first_byte_s", [3.0, None])
+def test_the_beginning_of_an_answer_ends_the_wait_behind_its_request(first_byte_s: float | None) -> None:
     rig = RouterRig(make_engine("e0"))
     engine = rig.engines[0]
     route = chosen(rig, prompt_of(300))
     engine.num_in_flight = 1
     assert rig.router.costs.queued_tokens(engine) == 300
-    rig.router.observe(route, first_byte_s=0.3)
+    rig.router.observe(route, first_byte_s=first_byte_s)
     assert rig.router.costs.queued_tokens(engine) == 0
+    is_taught = rig.router.costs.seconds_per_token("combined") > PRIOR_SECONDS_PER_TOKEN
+    assert is_taught == (first_byte_s is not None)

@@ -144,6 +144,8 @@ def test_text_parts_are_joined_or_handed_on_as_the_template_wants_them(tmp_path:
     as_text = make_target(tmp_path / "text", CHATML)
     joined = [{"role": "user", "content": "hello\nand\nyou"}]
     assert read(as_text, CHAT_PATH, messages=[{"role": "user", "content": parts}]).token_ids == reference(as_text, joined)
+    with_empty = [{"role": "user", "content": [{"type": "text", "text": ""}, *parts]}]
+    assert read(as_text, CHAT_PATH, messages=with_empty).token_ids == reference(as_text, joined)
     as_parts = make_target(tmp_path / "parts", PARTS)
     wrapped = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("hello", "and", "you")]}]
     assert read(as_parts, CHAT_PATH, messages=[{"role": "user", "content": parts}]).token_ids == reference(as_parts, wrapped)
