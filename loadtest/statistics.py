@@ -135,6 +135,12 @@ def quantile_ratio(treated: Sequence[float], control: Sequence[float], quantile:
     return _bootstrap(treated, control, quantile, np.divide)
 
 
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
+    """p50 and p99 in ms; None of nothing."""
+    shares = {"p50": 0.5, "p99": 0.99}
+    return {name: round(1e3 * float(np.quantile(seconds, share)), 2) if seconds else None for name, share in shares.items()}
+
+
 def _bootstrap(treated: Sequence[float], control: Sequence[float], quantile: float, combine: np.ufunc) -> Estimate:
     rng = np.random.default_rng(0)
     samples = [np.asarray(values, dtype=float) for values in (treated, control)]

@@ -14,7 +14,7 @@ from loadtest.client import StreamResult
 from loadtest.closed_loop import keep_busy
 from loadtest.recital import MODEL, is_recital
 from loadtest.rig import MockAddress, gateway_config, mock_addresses, running_gateway, running_mocks
-from loadtest.statistics import quantile_ratio
+from loadtest.statistics import percentiles_ms, quantile_ratio
 from loadtest.traffic import Prompt, human_eval
 from loadtest.vllm_router import VERSION, running_vllm_router
 
@@ -109,12 +109,6 @@ def values(waits: dict[str, list[float]], killed: dict[str, list[StreamResult]])
 def failed(results: Sequence[StreamResult]) -> list[StreamResult]:
     """Those that failed, or in whose answer a token is lost or doubled."""
     return [result for result in results if not result.is_ok or not is_recital(result.text, result.num_tokens)]
-
-
-def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50 and p99, ms."""
-    ordered = sorted(seconds)
-    return {name: round(1e3 * ordered[int(share * (len(ordered) - 1))], 2) for name, share in (("p50", 0.5), ("p99", P99))}
 
 
 def reasons(results: Sequence[StreamResult]) -> list[str]:

@@ -17,7 +17,7 @@ from loadtest.mock_engine import Pace
 from loadtest.processes import SystemUnderTestError
 from loadtest.recital import MODEL
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
-from loadtest.statistics import Estimate, quantile_difference
+from loadtest.statistics import Estimate, percentiles_ms, quantile_difference
 from loadtest.system import planned
 from loadtest.traffic import Prompt, human_eval
 
@@ -41,6 +41,7 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
         via, direct = await compare(number, human_eval().train, target_dir)
         found[number] = differences_ms(via, direct)
         detail |= {f"{name}_ms_{number}_engines": shown(estimate) for name, estimate in found[number].items()}
+        detail[f"first_byte_ms_{number}_engines"] = {"via_gateway": percentiles_ms(via), "direct": percentiles_ms(direct)}
         detail[f"requests_{number}_engines"] = {"via_gateway": len(via), "direct": len(direct)}
         progress(f"{number} engines: " + ", ".join(f"{name} {shown(value)} ms" for name, value in found[number].items()))
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from loadtest.conversations import conversations, hold
 from loadtest.exposition import total
 from loadtest.processes import SystemUnderTestError
 from loadtest.rig import running_gateway
-from loadtest.statistics import quantile_ratio
+from loadtest.statistics import percentiles_ms, quantile_ratio
 from loadtest.system import Pool, running_system
 from loadtest.traffic import human_eval
 
@@ -89,9 +88,10 @@ def values(aware: Arm, in_turn: Arm) -> dict[str, Measured]:
     }
     saving = in_turn.num_prefilled_tokens / aware.num_prefilled_tokens if aware.num_prefilled_tokens else None
     found = {"prefill_saving": Measured(saving, detail)}
+    waits = {"kv_aware_ms": percentiles_ms(aware.ttft_s), "round_robin_ms": percentiles_ms(in_turn.ttft_s)}
     for name, quantile in (("ttft_p50_ratio", 0.5), ("ttft_p99_ratio", 0.99)):
         ratio = quantile_ratio(aware.ttft_s, in_turn.ttft_s, quantile)
-        found[name] = Measured(ratio.value, {"ratio": shown(ratio), **milliseconds(aware.ttft_s, in_turn.ttft_s)})
+        found[name] = Measured(ratio.value, {"ratio": shown(ratio), **waits})
     return found
 
 
@@ -104,11 +104,3 @@ def index_hits(metrics: str) -> Measured:
     if not number:
         return Measured(None, {"reason": "the gateway compared no prediction with an engine's report", **detail})
     return Measured(100 * outcomes["correct"] / number, detail)
-
-
-def milliseconds(aware_s: Sequence[float], in_turn_s: Sequence[float]) -> dict[str, list[float]]:
-    """[p50, p99] of both policies."""
-    return {
-        f"ttft_ms_{name}": [round(1e3 * ordered[int(share * (len(ordered) - 1))], 1) for share in (0.5, 0.99)]
-        for name, ordered in (("kv_aware", sorted(aware_s)), ("round_robin", sorted(in_turn_s)))
-    }

@@ -26,7 +26,9 @@ GOOD = [chunk("a", token_ids=[1, 2]), chunk("b", token_ids=[3]), chunk(finish="l
 
 
 @asynccontextmanager
-async def server(events: list[str], *, status: int = 200) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+async def server(
+    events: list[str], *, status: int = 200, piece_bytes: int = 1 << 20
+) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     seen: list[dict[str, Any]] = []
 
     async def chat(request: web.Request) -> web.StreamResponse:
@@ -36,7 +38,9 @@ async def server(events: list[str], *, status: int = 200) -> AsyncIterator[tuple
         response = web.StreamResponse(headers={"X-Paceline-Draft-Version": "7"})
         await response.prepare(request)
         for event in events:
-            await response.write(f"data: {event}\n\n".encode())
+            data = f"data: {event}\r\n\r\n".encode()
+            for start in range(0, len(data), piece_bytes):
+                await response.write(data[start : start + piece_bytes])
         return response
 
     app = web.Application()
@@ -51,9 +55,9 @@ async def server(events: list[str], *, status: int = 200) -> AsyncIterator[tuple
         await runner.cleanup()
 
 
-def ask(events: list[str], *, status: int = 200, **options: Any) -> StreamResult:
+def ask(events: list[str], *, status: int = 200, piece_bytes: int = 1 << 20, **options: Any) -> StreamResult:
     async def run() -> StreamResult:
-        async with server(events, status=status) as (url, _seen), new_session(1) as session:
+        async with server(events, status=status, piece_bytes=piece_bytes) as (url, _seen), new_session(1) as session:
             return await stream_chat(session, url, "m", PROMPTS[0], options=options)
 
     return asyncio.run(run())
@@ -67,6 +71,12 @@ def test_a_whole_answer_is_ok_and_counted() -> None:
     assert result.sent_at_s <= result.chunk_times_s[0] <= result.chunk_times_s[1] <= result.ended_at_s
     assert result.draft_version == "7"
     assert result.first_byte_s == result.chunk_times_s[0] - result.sent_at_s
+
+
+def test_events_that_arrive_in_pieces_are_put_together() -> None:
+    result = ask([chunk("é", token_ids=[1]), *GOOD], piece_bytes=7)
+    assert result.is_ok
+    assert (result.text, result.token_ids) == ("éab", [1, 1, 2, 3])
 
 
 def test_a_stream_without_its_end_is_truncated() -> None:

@@ -44,6 +44,8 @@ class TinySystem:
         self.num_starts: dict[str, int] = {}
         self.draining: set[str] = set()
         self.token_delay_s = 0.01
+        """Of every eighth request; the others are up to twice as slow, so that streams do not run in step."""
+        self.num_requests = 0
         self.downtime_s = 0.05
         """Between the notice that a process has ended and its new start."""
         self.is_resuming = True
@@ -138,8 +140,10 @@ class TinySystem:
         response = web.StreamResponse()
         await response.prepare(request)
         word = "other" if self.num_restarts >= self.wrong_after_starts else "word"
+        delay_s = self.token_delay_s * (1 + self.num_requests % 8 / 8)
+        self.num_requests += 1
         for _ in range(NUM_TOKENS):
-            await asyncio.sleep(self.token_delay_s)
+            await asyncio.sleep(delay_s)
             if not self.is_up("gateway"):
                 assert request.transport is not None
                 request.transport.abort()
