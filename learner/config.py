@@ -18,8 +18,9 @@ class ReplaySettings(Config):
     """Completion tokens in the per-domain reservoirs together."""
     holdout_share: float = Field(0.10, gt=0.0, lt=1.0)
     """Share of requests, by hash of the prompt, that is never trained on: the gate's evidence."""
-    max_passes: int = Field(16, ge=1)
-    """Visits of one request; when all have had them the learner waits for traffic."""
+    max_passes: int = Field(4, ge=1)
+    """Visits of one request; when all have had them the learner waits for traffic. The first requests would else get
+    more than the late ones: 9 where the mean is 3.7."""
     max_open_rows: int = Field(40_000, ge=1)
     """Rows of requests that are still running; over it the oldest is closed early."""
     idle_timeout_s: float = Field(300.0, gt=0.0)
@@ -42,12 +43,12 @@ class TrainSettings(Config):
     """Learning rate of matrices, in spectral norm a step."""
     adamw_rate: float = Field(5e-3, ge=0.0)
     """Learning rate of everything else."""
-    decay_steps: float = Field(30.0, gt=0.0)
-    """Rates fall as 1 / sqrt(1 + steps / decay_steps), down to `min_rate_share` of their start."""
-    min_rate_share: float = Field(0.1, gt=0.0, le=1.0)
+    settling_tokens: float = Field(20_000.0, gt=0.0)
+    """Rates fall as 1 / sqrt(1 + tokens / settling_tokens), tokens being the distinct ones that are remembered."""
     momentum: float = Field(0.95, ge=0.0, lt=1.0)
-    average_decay: float = Field(0.9, ge=0.0, lt=1.0)
-    """Of the running average of the weights; the average is what is gated and served."""
+    average_decay: float = Field(0.99, ge=0.0, lt=1.0)
+    """Of the running average of the weights over steps; the average is what is gated and served. It takes the place of a
+    falling rate: held-out AL after 7 simulated minutes is 1.88 with 0.9, 1.97 with 0.97 and with 0.99."""
     clip_norm: float = Field(1.0, gt=0.0)
     depth_decay: float = Field(0.8, gt=0.0, le=1.0)
     """Weight of a depth against the one before it."""

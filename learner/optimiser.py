@@ -28,8 +28,6 @@ class DraftOptimiser:
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         clip_norm: float = 1.0,
-        decay_steps: float = float("inf"),
-        min_rate_share: float = 0.1,
         use_muon: bool = True,
     ) -> None:
         self.muon_rate, self.momentum = muon_rate, momentum
@@ -37,7 +35,6 @@ class DraftOptimiser:
         self.adamw_rate = adamw_rate
         self.rate_scale = 1.0
         self.num_steps = 0
-        self._decay_steps, self._min_rate_share = decay_steps, min_rate_share
         named = list(core.named_parameters())
         self.matrices = [(name, p) for name, p in named if use_muon and p.ndim == 2]
         others = [p for _, p in named if not (use_muon and p.ndim == 2)]
@@ -54,17 +51,10 @@ class DraftOptimiser:
         """Scale the gradient to at most `clip_norm`; returns its norm before, which is not finite where it is broken."""
         return float(nn.utils.clip_grad_norm_(self._parameters, self.clip_norm))
 
-    @property
-    def rate_share(self) -> float:
-        """What is left of the rates: they fall with the inverse root of the step count, never below a floor.
-
-        Traffic does not end, so the floor stays for good.
-        """
-        return max((1 + self.num_steps / self._decay_steps) ** -0.5, self._min_rate_share) * self.rate_scale
-
     @torch.no_grad()
-    def step(self) -> None:
-        share = self.rate_share
+    def step(self, rate_share: float = 1.0) -> None:
+        """One update with this share of the learning rates."""
+        share = rate_share * self.rate_scale
         for group in self._adamw.param_groups:
             group["lr"] = self.adamw_rate * share
         self._adamw.step()

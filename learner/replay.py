@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -197,7 +197,3 @@ def completion_counts(request: CapturedRequest, vocab_size: int) -> Tensor:
     rows = request.rows
     emitted = rows.next_tokens_T[rows.positions_T >= rows.num_prompt_tokens - 1]
     return torch.bincount(emitted[emitted >= 0], minlength=vocab_size)[:vocab_size].float()
-
-
-def total_tokens(requests: Iterable[CapturedRequest]) -> int:
-    return sum(request.num_tokens for request in requests)

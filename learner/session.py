@@ -28,6 +28,7 @@ from learner.receiver import CaptureReceiver
 from learner.replay import Replay
 from learner.reporter import Reporter
 from learner.request import CapturedRequest
+from learner.schedule import rate_share
 from learner.trainer import Diverged, Trainer
 from wire.artifact import TrainingReport
 from wire.control import LearnerReport
@@ -137,8 +138,9 @@ class LearningSession:
         if not batch:
             return False
         self._state = "training"
+        share = rate_share(self.replay.num_tokens, self._settings.train.settling_tokens)
         try:
-            result = self.trainer.step(batch)
+            result = self.trainer.step(batch, share)
         except Diverged as error:
             self._restore(str(error))
             self._drop(batch, str(error))
@@ -160,6 +162,7 @@ class LearningSession:
                 num_tokens_distinct=self.replay.num_tokens_distinct,
                 loss=result.loss,
                 agreement=result.agreement,
+                rate_share=share,
                 tokens_per_s=self._rate.per_s(),
                 buffer_tokens=self.replay.num_tokens,
             )

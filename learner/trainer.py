@@ -66,8 +66,6 @@ class Trainer:
             adamw_rate=settings.adamw_rate,
             momentum=settings.momentum,
             clip_norm=settings.clip_norm,
-            decay_steps=settings.decay_steps,
-            min_rate_share=settings.min_rate_share,
         )
         self._average = _copy(self.core.state_dict())
         self.set_head(draft.head)
@@ -84,8 +82,8 @@ class Trainer:
         target_UD = weight_UD if head.is_target_rows else head.target_UD.to(self.dtype)
         self._training_head = Head(head.vocabulary, weight_UD, target_UD)
 
-    def step(self, requests: Sequence[CapturedRequest]) -> StepResult:
-        """Learn from a batch; raises Diverged, and ValueError where no request has an anchor."""
+    def step(self, requests: Sequence[CapturedRequest], rate_share: float = 1.0) -> StepResult:
+        """Learn from a batch with this share of the rates; raises Diverged, and ValueError where no request has an anchor."""
         usable = [request for request in requests if _has_anchor(request.rows)]
         batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
         teacher = self._teach(usable, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
@@ -98,7 +96,7 @@ class Trainer:
         norm = self.optimiser.clip()
         if not math.isfinite(norm):
             raise Diverged(f"gradient norm is {norm}")
-        self.optimiser.step()
+        self.optimiser.step(rate_share)
         self._follow()
         num_tokens = sum(request.num_tokens for request in usable)
         self.num_steps += 1

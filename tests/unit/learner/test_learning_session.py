@@ -202,9 +202,28 @@ def test_a_halved_rate_recovers_after_clean_steps(config, make_request, monkeypa
     session.close()
 
 
+def test_the_rate_follows_the_data_and_not_the_steps(config, make_request):
+    train = {"muon_rate": 0.05, "bfloat16": False, "batch_tokens": 10, "settling_tokens": 26.0}
+    session = LearningSession(config(replay={"holdout_share": 0.3, "max_passes": 4}, train=train), 0)
+
+    def shares(key: str) -> list[float]:
+        session._remember(make_request(key, prompt_key="q1"), on_disk=False)
+        found = []
+        session._log_at_s = 0.0
+        while session.train():
+            found.append(json.loads((session._directory / "metrics.jsonl").read_text().splitlines()[-1])["rate_share"])
+            session._log_at_s = 0.0
+        return found
+
+    first, later = shares("k0"), shares("k1")
+    assert first == pytest.approx([(1 + 13 / 26) ** -0.5] * 4)
+    assert later == pytest.approx([(1 + 26 / 26) ** -0.5] * 4)
+    session.close()
+
+
 @pytest.mark.parametrize("error", [IndexError("index out of range"), RuntimeError("shapes do not fit")])
 def test_a_batch_that_cannot_be_computed_is_dropped(config, make_request, monkeypatch, error):
-    def fail(batch):
+    def fail(*_):
         raise error
 
     session = LearningSession(config(), 0)

@@ -16,7 +16,7 @@ def build(core: nn.Module, **values) -> DraftOptimiser:
     return DraftOptimiser(core, **({"muon_rate": 0.02, "adamw_rate": 1e-2} | values))
 
 
-def train(core: nn.Module, optimiser: DraftOptimiser, steps: int, seed: int = 1) -> list[float]:
+def train(core: nn.Module, optimiser: DraftOptimiser, steps: int, seed: int = 1, rate_share: float = 1.0) -> list[float]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 8, generator=generator)
     y = x[:, :4].sin()
@@ -26,7 +26,7 @@ def train(core: nn.Module, optimiser: DraftOptimiser, steps: int, seed: int = 1)
         loss = (core(x) - y).square().mean()
         loss.backward()
         optimiser.clip()
-        optimiser.step()
+        optimiser.step(rate_share)
         losses.append(float(loss.detach()))
     return losses
 
@@ -63,16 +63,17 @@ def test_state_of_another_shape_is_refused():
         optimiser.load(tensors)
 
 
-def test_halving_the_rate_scale_halves_the_step():
-    def moved(scale: float) -> torch.Tensor:
+@pytest.mark.parametrize(("rate_scale", "rate_share"), [(0.5, 1.0), (1.0, 0.5)])
+def test_half_the_rate_makes_half_the_step(rate_scale, rate_share):
+    def moved(scale: float, share: float) -> torch.Tensor:
         core = model()
         before = core[0].weight.detach().clone()
         optimiser = build(core)
         optimiser.rate_scale = scale
-        train(core, optimiser, 1)
+        train(core, optimiser, 1, rate_share=share)
         return core[0].weight.detach() - before
 
-    torch.testing.assert_close(moved(0.5), moved(1.0) / 2)
+    torch.testing.assert_close(moved(rate_scale, rate_share), moved(1.0, 1.0) / 2)
 
 
 def test_a_broken_gradient_shows_in_the_norm():
