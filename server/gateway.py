@@ -28,6 +28,7 @@ from server.health import HealthMonitor
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
 from server.public import public_app
+from server.relay.legs import Legs
 from server.relay.prefill import PrefillLegs
 from server.relay.proxy import Proxy
 from server.relay.resume import Resumption
@@ -78,11 +79,10 @@ class Gateway:
         self.router = Router(self.fleet, self.kv_index, config.routing, routing_metrics)
         self.proxy = Proxy(
             self.fleet,
-            self.session,
             self.metrics,
             prompts=self.prompts,
             router=self.router,
-            prefills=self.prefills,
+            legs=Legs(self.session, self.metrics, router=self.router, prefills=self.prefills),
             open_stream=Resumption(self.fleet, self.prompts.tokenizer).open,
             max_moves=config.routing.max_moves,
         )

@@ -22,7 +22,8 @@ from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells_of_death
 from server.relay.join import CannotResume
-from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
+from server.relay.legs import Answer, Legs
+from server.relay.prefill import CONNECTION_ERRORS
 from server.relay.sse import EventRelay, is_engines_fault
 from server.relay.stream import Stream, read_cached_tokens
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_EVENT_STREAM = "text/event-stream"
 RESUME_WAIT_S = 5.0
 """How long a broken stream waits for an engine that can go on with it; before the first byte a client can retry by itself."""
 RESUME_POLL_S = 0.05
@@ -53,41 +53,25 @@ class _Loss:
     """False where the request, not the engine, is at fault."""
 
 
-@dataclass(slots=True)
-class _Answer:
-    """One engine's answer: its head and, unless it is an event stream, its whole body."""
-
-    head: Head
-    body: bytes | None
-    response: aiohttp.ClientResponse | None
-    route: Route | None
-    lease: Lease | None
-    started_s: float
-    has_arrived: bool = False
-    """Its first byte is here, so the engine has the prompt's KV."""
-
-
 class Proxy:
     """Relays exchanges over the fleet."""
 
     def __init__(
         self,
         fleet: Fleet,
-        session: aiohttp.ClientSession,
         metrics: Metrics,
         *,
         prompts: Prompts,
         router: Router,
-        prefills: PrefillLegs,
+        legs: Legs,
         open_stream: Callable[[Exchange], Stream],
         max_moves: int,
     ) -> None:
         self._fleet = fleet
-        self._session = session
         self._metrics = metrics
         self._prompts = prompts
         self._router = router
-        self._prefills = prefills
+        self._legs = legs
         self._open_stream = open_stream
         self._max_moves = max_moves
 
@@ -117,19 +101,19 @@ class Proxy:
                 loss = await self._pump(exchange, answer, stream, client)
                 if loss is None:
                     answer.head.engine.breaker.succeed()
-                    self._judge(answer, stream.num_cached_tokens)
+                    self._legs.judge(answer, stream.num_cached_tokens)
                     return
             if not await self._turn(exchange, loss, answer.head, trip, stream, client):
                 return
 
-    async def _send_whole(self, exchange: Exchange, answer: _Answer, body: bytes, client: Client) -> None:
+    async def _send_whole(self, exchange: Exchange, answer: Answer, body: bytes, client: Client) -> None:
         if client.has_begun:
             logger.error("request %s: engine %s did not go on: %r", exchange.request_id, answer.head.engine.id, body[:500])
             raise ApiError(502, "another engine did not go on with the answer", code="engine_failed")
         if answer.head.status < 500:
             answer.head.engine.breaker.succeed()
         await client.answer(answer.head.status, answer.head.headers(exchange.request_id), body)
-        self._judge(answer, read_cached_tokens(body))
+        self._legs.judge(answer, read_cached_tokens(body))
 
     async def _turn(self, exchange: Exchange, loss: _Loss, head: Head, trip: Trip, stream: Stream, client: Client) -> bool:
         """Turn the stream to another engine, False where none is needed; raises where it cannot go on."""
@@ -167,14 +151,14 @@ class Proxy:
         raise StreamBroken(reason)
 
     @asynccontextmanager
-    async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[_Answer]:
+    async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[Answer]:
         """The answer of an engine that took the request; every engine is tried once."""
         while True:
             route, engine = await self._choose(leg, trip, prompt)
             with ExitStack() as stack:
                 stack.enter_context(engine.request())
                 try:
-                    answer = await self._attempt(exchange, leg, route, engine, stack)
+                    answer = await self._legs.ask(exchange, leg, route, engine, stack)
                 except CONNECTION_ERRORS as error:
                     self._metrics.retries.labels(engine.id).inc()
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
@@ -196,7 +180,7 @@ class Proxy:
                         answer.response.close()
                 return
 
-    def _is_passed_by(self, answer: _Answer, trip: Trip) -> bool:
+    def _is_passed_by(self, answer: Answer, trip: Trip) -> bool:
         """Whether another engine is asked instead of passing this answer on; raises where the engine died with the request."""
         head = answer.head
         if head.status < 500:
@@ -232,57 +216,7 @@ class Proxy:
                 raise self._unavailable(excluded)
             await asyncio.sleep(RESUME_POLL_S)
 
-    async def _attempt(self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, stack: ExitStack) -> _Answer:
-        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
-        started_s = time.monotonic()
-        path = route.path if route is not None else ""
-        lease = None
-        if route is not None and route.prefill is not None:
-            try:
-                lease = await self._prefills.run(exchange, leg, route.prefill, engine)
-                stack.enter_context(self._prefills.held(lease, engine))
-            except PrefillRefused as refusal:
-                head = Head(route.prefill, path, refusal.status, refusal.content_type)
-                return _Answer(head, refusal.body, None, route, None, started_s)
-            except PrefillFailed as failure:
-                if not isinstance(failure, CannotHandOver):
-                    logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
-                    self._metrics.prefill_failures.labels(route.prefill.id).inc()
-                route = self._router.degrade(route, str(failure))
-                path = route.path
-        response = await self._ask(exchange, leg, engine, lease)
-        content_type = response.headers.get("Content-Type", "application/json")
-        head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
-        answer = _Answer(head, None, response, route, lease, started_s)
-        if response.content_type != _EVENT_STREAM:
-            try:
-                answer.body = await response.read()
-            except BaseException:
-                response.close()
-                raise
-            # Where it refused the request, vLLM has released the lease itself; a dead one has done nothing.
-            if not tells_of_death(head.status, answer.body):
-                self._note_arrival(answer)
-        return answer
-
-    async def _ask(self, exchange: Exchange, leg: Leg, engine: Engine, lease: Lease | None) -> aiohttp.ClientResponse:
-        """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
-        method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
-        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
-        try:
-            return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
-        except CONNECTION_ERRORS as error:
-            # With a lease not even the same engine is asked twice: it may have pulled the blocks before it broke off.
-            if lease is not None or not _is_stale(error):
-                raise
-            self._metrics.retries.labels(engine.id).inc()
-            try:
-                return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
-            except aiohttp.ClientConnectorError as refused:
-                # It had the request a moment ago and may have died of it.
-                raise aiohttp.ServerDisconnectedError from refused
-
-    async def _pump(self, exchange: Exchange, answer: _Answer, stream: Stream, client: Client) -> _Loss | None:
+    async def _pump(self, exchange: Exchange, answer: Answer, stream: Stream, client: Client) -> _Loss | None:
         """Pass a stream's events on; returns what broke it, or None when it ended well."""
         assert answer.response is not None
         relay = EventRelay()
@@ -302,7 +236,7 @@ class Proxy:
             except CannotResume as error:
                 return _Loss(str(error), can_move=False)
             if events:
-                self._note_arrival(answer)
+                self._legs.note_arrival(answer)
                 await client.stream(events, answer.head.status, lambda: answer.head.headers(exchange.request_id))
         if relay.is_done:
             await client.end(relay.rest())
@@ -314,20 +248,6 @@ class Proxy:
             engine.doubt()
         return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))
 
-    def _note_arrival(self, answer: _Answer) -> None:
-        if answer.has_arrived:
-            return
-        answer.has_arrived = True
-        if answer.lease is not None:
-            answer.lease.is_pulled = True
-        if answer.route is not None:
-            is_whole = answer.body is not None
-            self._router.observe(answer.route, first_byte_s=None if is_whole else time.monotonic() - answer.started_s)
-
-    def _judge(self, answer: _Answer, num_cached_tokens: int | None) -> None:
-        if answer.route is not None and num_cached_tokens is not None:
-            self._router.judge(answer.route, num_cached_tokens)
-
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
         return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=RETRY_AFTER_S)
@@ -335,12 +255,6 @@ class Proxy:
 
 def _engine_died() -> ApiError:
     return ApiError(503, "the engine failed; retry shortly", code="engine_error", retry_after_s=RETRY_AFTER_S)
-
-
-def _is_stale(error: Exception) -> bool:
-    """The connection broke, rather than could not be made: it may have been an idle one the engine had just closed."""
-    broke = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-    return broke and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 async def until_disconnected(work: Awaitable[None], disconnected: Awaitable[None]) -> bool:

@@ -1,0 +1,122 @@
+"""Legs: asks one engine, with a prefill leg on another before it where the route has one.
+
+Which engine, and what to do when it fails, is the proxy's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from server.fleet import Engine
+from server.metrics import Metrics
+from server.relay.exchange import Exchange, Head, Leg, tells_of_death
+from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
+
+if TYPE_CHECKING:
+    from server.routing.router import Route, Router
+
+logger = logging.getLogger(__name__)
+
+_EVENT_STREAM = "text/event-stream"
+
+
+@dataclass(slots=True)
+class Answer:
+    """One engine's answer: its head and, unless it is an event stream, its whole body."""
+
+    head: Head
+    body: bytes | None
+    response: aiohttp.ClientResponse | None
+    route: Route | None
+    lease: Lease | None
+    started_s: float
+    has_arrived: bool = False
+    """Its first byte is here, so the engine has the prompt's KV."""
+
+
+class Legs:
+    """Asks engines."""
+
+    def __init__(self, session: aiohttp.ClientSession, metrics: Metrics, *, router: Router, prefills: PrefillLegs) -> None:
+        self._session = session
+        self._metrics = metrics
+        self._router = router
+        self._prefills = prefills
+
+    async def ask(self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, stack: ExitStack) -> Answer:
+        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
+        started_s = time.monotonic()
+        path = route.path if route is not None else ""
+        lease = None
+        if route is not None and route.prefill is not None:
+            try:
+                lease = await self._prefills.run(exchange, leg, route.prefill, engine)
+                stack.enter_context(self._prefills.held(lease, engine))
+            except PrefillRefused as refusal:
+                head = Head(route.prefill, path, refusal.status, refusal.content_type)
+                return Answer(head, refusal.body, None, route, None, started_s)
+            except PrefillFailed as failure:
+                if not isinstance(failure, CannotHandOver):
+                    logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
+                    self._metrics.prefill_failures.labels(route.prefill.id).inc()
+                route = self._router.degrade(route, str(failure))
+                path = route.path
+        response = await self._send(exchange, leg, engine, lease)
+        content_type = response.headers.get("Content-Type", "application/json")
+        head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
+        answer = Answer(head, None, response, route, lease, started_s)
+        if response.content_type != _EVENT_STREAM:
+            try:
+                answer.body = await response.read()
+            except BaseException:
+                response.close()
+                raise
+            # Where it refused the request, vLLM has released the lease itself; a dead one has done nothing.
+            if not tells_of_death(head.status, answer.body):
+                self.note_arrival(answer)
+        return answer
+
+    async def _send(self, exchange: Exchange, leg: Leg, engine: Engine, lease: Lease | None) -> aiohttp.ClientResponse:
+        """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
+        method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
+        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
+        try:
+            return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+        except CONNECTION_ERRORS as error:
+            # With a lease not even the same engine is asked twice: it may have pulled the blocks before it broke off.
+            if lease is not None or not _is_stale(error):
+                raise
+            self._metrics.retries.labels(engine.id).inc()
+            try:
+                return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+            except aiohttp.ClientConnectorError as refused:
+                # It had the request a moment ago and may have died of it.
+                raise aiohttp.ServerDisconnectedError from refused
+
+    def note_arrival(self, answer: Answer) -> None:
+        """An answer has begun; it begins once."""
+        if answer.has_arrived:
+            return
+        answer.has_arrived = True
+        if answer.lease is not None:
+            answer.lease.is_pulled = True
+        if answer.route is not None:
+            is_whole = answer.body is not None
+            self._router.observe(answer.route, first_byte_s=None if is_whole else time.monotonic() - answer.started_s)
+
+    def judge(self, answer: Answer, num_cached_tokens: int | None) -> None:
+        """An answer is complete, and told so many cached prompt tokens, or none."""
+        if answer.route is not None and num_cached_tokens is not None:
+            self._router.judge(answer.route, num_cached_tokens)
+
+
+def _is_stale(error: Exception) -> bool:
+    """The connection broke, rather than could not be made: it may have been an idle one the engine had just closed."""
+    broke = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+    return broke and not isinstance(error, aiohttp.ClientConnectorError)
