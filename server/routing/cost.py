@@ -81,7 +81,11 @@ class CostModel:
         """Tokens to prefill of requests without a first byte, oldest first."""
 
     def seconds_per_token(self, kind: str) -> float:
-        return self._seconds_per_token.get(kind, PRIOR_SECONDS_PER_TOKEN)
+        """A kind nothing is known of is as fast as the others: looking slower, it would never be tried."""
+        known = self._seconds_per_token
+        if kind in known:
+            return known[kind]
+        return sum(known.values()) / len(known) if known else PRIOR_SECONDS_PER_TOKEN
 
     @property
     def bytes_per_second(self) -> float:
@@ -132,13 +136,13 @@ class CostModel:
         if num_uncached_tokens in pending:
             pending.remove(num_uncached_tokens)
 
-    def learn_prefill(self, engine: Engine, first_byte_s: float, num_uncached_tokens: int, num_queued_tokens: int) -> None:
-        """A first byte that had this engine prefill `num_uncached_tokens`, after the `num_queued_tokens` of others."""
+    def learn_prefill(self, engine: Engine, prefill_s: float, num_uncached_tokens: int, num_queued_tokens: int) -> None:
+        """An engine took that long for `num_uncached_tokens`, the `num_queued_tokens` of others before them included."""
         self.forget(engine, num_uncached_tokens)
         num_tokens = num_uncached_tokens + num_queued_tokens
         if num_tokens >= MIN_LEARNED_TOKENS:
             old = self.seconds_per_token(engine.kind)
-            self._seconds_per_token[engine.kind] = _blend(old, first_byte_s / num_tokens)
+            self._seconds_per_token[engine.kind] = _blend(old, prefill_s / num_tokens)
 
     def learn_transfer(self, engine: Engine, total_bytes: float, total_s: float) -> None:
         """What an engine has pulled over NIXL since it started, as its metrics say; called again and again."""

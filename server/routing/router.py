@@ -66,6 +66,8 @@ class Route:
     """To compute where the prompt is prefilled; 0 where the prompt is not known."""
     num_queued_tokens: int = 0
     """To compute there before."""
+    transfer_s: float = 0.0
+    """Expected between the prefill and the first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class Router:
         if first_byte_s is None or route.num_prompt_tokens is None:
             self.costs.forget(worker, route.num_prefill_tokens)
         else:
-            self.costs.learn_prefill(worker, first_byte_s, route.num_prefill_tokens, route.num_queued_tokens)
+            prefill_s = first_byte_s - route.transfer_s
+            self.costs.learn_prefill(worker, prefill_s, route.num_prefill_tokens, route.num_queued_tokens)
 
     def judge(self, route: Route, num_cached_tokens: int) -> None:
         """Hold the index's prediction against the cached prompt tokens the engine reports."""
@@ -199,6 +202,7 @@ class Router:
             num_cached_tokens=candidate.num_cached_tokens,
             num_prefill_tokens=choice.num_prefill_tokens if choice.prefill else max(0, num_uncached),
             num_queued_tokens=self.costs.queued_tokens(worker),
+            transfer_s=choice.remote.transfer_s + choice.remote.handshake_s if choice.prefill and choice.remote else 0.0,
         )
         self.costs.expect(worker, route.num_prefill_tokens)
         self._metrics.routed.labels(route.path, route.reason).inc()

@@ -201,24 +201,41 @@ def test_decisions_are_kept_with_their_costs_and_bounded() -> None:
 def test_the_seconds_per_token_are_learned_and_one_outlier_does_not_undo_it() -> None:
     costs, engine = CostModel(), make_engine("e0")
     for _ in range(100):
-        costs.learn_prefill(engine, first_byte_s=0.8, num_uncached_tokens=100, num_queued_tokens=0)
+        costs.learn_prefill(engine, prefill_s=0.8, num_uncached_tokens=100, num_queued_tokens=0)
     learned_s = costs.seconds_per_token("combined")
     assert learned_s == pytest.approx(0.008, rel=0.05)
-    costs.learn_prefill(engine, first_byte_s=500.0, num_uncached_tokens=100, num_queued_tokens=0)
+    costs.learn_prefill(engine, prefill_s=500.0, num_uncached_tokens=100, num_queued_tokens=0)
     assert costs.seconds_per_token("combined") < 1.4 * learned_s
-    assert costs.seconds_per_token("decode") == PRIOR_SECONDS_PER_TOKEN
+
+
+def test_a_pool_nothing_is_known_of_is_as_fast_as_the_others() -> None:
+    costs = CostModel()
+    assert costs.seconds_per_token("prefill") == PRIOR_SECONDS_PER_TOKEN
+    for _ in range(100):
+        costs.learn_prefill(make_engine("d0", "decode"), 0.01, num_uncached_tokens=100, num_queued_tokens=0)
+    assert costs.seconds_per_token("prefill") == costs.seconds_per_token("decode") == pytest.approx(0.0001, rel=0.05)
+
+
+def test_a_transfer_does_not_look_like_slow_prefilling() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 4
+    for number in range(40):
+        route = chosen(rig, prompt_of(1000, start=5000 * number))
+        assert route.prefill is not None
+        rig.router.observe(route, first_byte_s=1000 * PRIOR_SECONDS_PER_TOKEN + HANDSHAKE_S + 1000 * BYTES_PER_TOKEN / 1e9)
+    assert rig.router.costs.seconds_per_token("prefill") == pytest.approx(PRIOR_SECONDS_PER_TOKEN)
 
 
 def test_a_first_byte_after_hardly_any_prefill_teaches_nothing() -> None:
     costs, engine = CostModel(), make_engine("e0")
-    costs.learn_prefill(engine, first_byte_s=3.0, num_uncached_tokens=4, num_queued_tokens=0)
+    costs.learn_prefill(engine, prefill_s=3.0, num_uncached_tokens=4, num_queued_tokens=0)
     assert costs.seconds_per_token("combined") == PRIOR_SECONDS_PER_TOKEN
 
 
 def test_waiting_behind_others_does_not_look_like_slow_prefilling() -> None:
     costs, engine = CostModel(), make_engine("e0")
     for _ in range(50):
-        costs.learn_prefill(engine, first_byte_s=0.4, num_uncached_tokens=100, num_queued_tokens=300)
+        costs.learn_prefill(engine, prefill_s=0.4, num_uncached_tokens=100, num_queued_tokens=300)
     assert costs.seconds_per_token("combined") == pytest.approx(PRIOR_SECONDS_PER_TOKEN)
 
 
