@@ -1,0 +1,104 @@
+"""KvReader: the thread that reads blocks from disk and verifies them. The copy into the cache is the worker's to do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from server.engine.affinity import leave_compute_cores
+from server.engine.kv_store_blocks import LayerTensors, decode_block
+from server.engine.kv_store_counts import CORRUPT, LOST, StoreCounts
+from server.engine.kv_store_orders import LoadOrder
+from wire.errors import WireError
+from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What came of one load."""
+
+    order: LoadOrder
+    target_version: int
+    blocks: list[LayerTensors]
+    """Of the first blocks of the order; the first that failed and all after it are missing."""
+
+
+class KvReader:
+    """Starts its thread at once. `like` has one block of every layer of the cache."""
+
+    def __init__(self, directory: KvDirectory, like: Mapping[str, torch.Tensor], counts: StoreCounts) -> None:
+        self._directory = directory
+        self._like = like
+        self._counts = counts
+        self._queue: queue.SimpleQueue[tuple[LoadOrder, list[KvBlockHeader]] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="paceline-kv-load", daemon=True)
+        self._thread.start()
+
+    def load(self, order: LoadOrder, expected: list[KvBlockHeader]) -> None:
+        """Queue a load; `expected` says what the file of each block must be."""
+        self._queue.put((order, expected))
+
+    def done(self) -> list[Loaded]:
+        """Loads that ended since the last call."""
+        ended: list[Loaded] = []
+        while not self._done.empty():
+            ended.append(self._done.get())
+        return ended
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        leave_compute_cores()
+        while (job := self._queue.get()) is not None:
+            order, expected = job
+            blocks: list[LayerTensors] = []
+            for header in expected:
+                tensors = self._read(header)
+                if tensors is None:
+                    break
+                blocks.append(tensors)
+            self._done.put(Loaded(order, expected[0].target_version, blocks))
+
+    def _read(self, expected: KvBlockHeader) -> LayerTensors | None:
+        realm = KvRealm(expected.layout_hash, expected.target_version, expected.tenant)
+        path = self._directory.block_path(realm, expected.name, expected.rank)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            logger.warning("KV block %s cannot be read and is computed anew: %s", path, error)
+            self._counts.add(LOST)
+            return None
+        try:
+            tensors = decode_block(data, expected, self._like)
+        except WireError as error:
+            logger.warning("KV block %s is removed and computed anew: %s", path, error)
+            self._counts.add(CORRUPT)
+            _remove(path)
+            return None
+        _touch(path)
+        return tensors
+
+
+def _touch(path: os.PathLike[str]) -> None:
+    """Eviction takes what was not used for longest; on a disk that cannot be written to, nothing is evicted either."""
+    try:
+        os.utime(path)
+    except OSError:
+        return
+
+
+def _remove(path: os.PathLike[str]) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return

@@ -1,0 +1,131 @@
+"""The workers' side of the KV store: copies blocks out of the cache and into it, between the steps that read them.
+
+Two threads do the disk. All copies are made here, in the worker's own thread and on its stream, so they are in order with
+the steps. No block is kept under a target version that did not compute all of its prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from server.engine.capture import HostRows
+from server.engine.kv_store_blocks import LayerTensors
+from server.engine.kv_store_counts import LOADED, MIXED, STALE, StoreCounts
+from server.engine.kv_store_layout import KvStoreLayout
+from server.engine.kv_store_orders import BlockOrder, SaveOrder, StepOrders
+from server.engine.kv_store_reader import KvReader, Loaded
+from server.engine.kv_store_writer import KvWriter
+from wire.errors import ConfigError
+from wire.kv_files import KvBlockHeader, KvDirectory
+from wire.spec import SCHEMA_VERSION
+
+_UNKNOWN = -1
+
+
+class StoreWorker:
+    """Lives in one worker. `target_version` tells the version in force, which only changes between two steps."""
+
+    def __init__(
+        self,
+        layout: KvStoreLayout,
+        rank: int,
+        num_blocks: int,
+        caches: dict[str, torch.Tensor],
+        target_version: Callable[[], int],
+    ) -> None:
+        for name, cache in caches.items():
+            if cache.shape[0] != num_blocks:
+                raise ConfigError(
+                    f"the KV cache of {name} is {tuple(cache.shape)}, not in {num_blocks} blocks; turn the store off"
+                )
+        self._layout = layout
+        self._rank = rank
+        self._caches = caches
+        self._block_bytes = sum(cache[0].nbytes for cache in caches.values())
+        self._target_version = target_version
+        self._versions = [_UNKNOWN] * num_blocks
+        """Target version that computed each block of the cache, as of its first token."""
+        self._sent_ids: set[str] = set()
+        self._failed_block_ids: set[int] = set()
+        self.counts = StoreCounts()
+        directory = KvDirectory(layout.root)
+        self._writer = KvWriter(directory, layout.max_bytes, self.counts)
+        self._reader = KvReader(directory, {name: cache[0] for name, cache in caches.items()}, self.counts)
+
+    def begin_step(self, orders: StepOrders) -> None:
+        version = self._target_version()
+        for save in orders.saves:
+            self._save(save, version)
+        for block_id in orders.begun_block_ids:
+            self._versions[block_id] = version
+        for load in orders.loads:
+            self._reader.load(load, [self._header(block, load.tenant, version) for block in load.blocks])
+        self._sent_ids.update(orders.finished_ids)
+
+    def take_sent(self) -> set[str]:
+        """Requests whose blocks are copied and may be freed."""
+        sent, self._sent_ids = self._sent_ids, set()
+        return sent
+
+    def take_received(self) -> set[str]:
+        """Requests whose loads ended; what is missing is in `take_failed`."""
+        return {self._fill(loaded) for loaded in self._reader.done()}
+
+    def take_failed(self) -> set[int]:
+        failed, self._failed_block_ids = self._failed_block_ids, set()
+        return failed
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def _save(self, order: SaveOrder, version: int) -> None:
+        num_pure = next(
+            (i for i, block_id in enumerate(order.prefix_block_ids) if self._versions[block_id] != version),
+            len(order.prefix_block_ids),
+        )
+        pure = [block for block in order.blocks if block.position < num_pure]
+        self.counts.add(MIXED, len(order.blocks) - len(pure))
+        if not pure or self._writer.refuses(len(pure), len(pure) * self._block_bytes):
+            return
+        for block in pure:
+            rows = HostRows(*(_copy(cache[block.block_id]) for cache in self._caches.values()))
+            tensors = partial(self._on_host, rows)
+            self._writer.save(self._header(block, order.tenant, version), tensors, self._block_bytes)
+
+    def _on_host(self, rows: HostRows) -> LayerTensors:
+        return dict(zip(self._caches, rows.get(), strict=True))
+
+    def _fill(self, loaded: Loaded) -> str:
+        """Copy what was loaded into the cache; returns the request's id."""
+        order, blocks = loaded.order, loaded.blocks
+        if loaded.target_version != self._target_version():
+            self.counts.add(STALE, len(order.blocks))
+            blocks = []
+        for block, tensors in zip(order.blocks, blocks, strict=False):
+            for name, cache in self._caches.items():
+                cache[block.block_id].copy_(tensors[name])
+            self._versions[block.block_id] = loaded.target_version
+        self.counts.add(LOADED, len(blocks), num_bytes=len(blocks) * self._block_bytes)
+        self._failed_block_ids.update(block.block_id for block in order.blocks[len(blocks) :])
+        return order.request_id
+
+    def _header(self, block: BlockOrder, tenant: str, version: int) -> KvBlockHeader:
+        return KvBlockHeader(
+            schema_version=SCHEMA_VERSION,
+            model=self._layout.model,
+            layout_hash=self._layout.layout_hash,
+            target_version=version,
+            tenant=tenant,
+            name=block.name,
+            parent=block.parent,
+            position=block.position,
+            rank=self._rank,
+        )
+
+
+def _copy(block: torch.Tensor) -> torch.Tensor:
+    return block.clone(memory_format=torch.contiguous_format)

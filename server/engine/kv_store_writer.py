@@ -1,0 +1,105 @@
+"""KvWriter: the thread that puts blocks on disk. It never makes a step wait; what it cannot keep is dropped and counted."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from server.engine.affinity import leave_compute_cores
+from server.engine.kv_store_blocks import LayerTensors, encode_block
+from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
+from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED_BYTES = 256 * 1024 * 1024
+"""Copies waiting in host memory."""
+RETRY_S = 10.0
+"""How long saving rests after the disk refused, or nothing could be evicted."""
+_SHRINK_TO = 0.9
+"""Share of the bound that is left after an eviction: so it is rare."""
+_RECOUNT_S = 30.0
+"""Other engines write to the same directory."""
+_CLOSE_TIMEOUT_S = 5.0
+
+_Job = tuple[KvBlockHeader, Callable[[], LayerTensors], int]
+
+
+class KvWriter:
+    """Starts its thread at once; `close` saves what is queued and ends it."""
+
+    def __init__(self, directory: KvDirectory, max_bytes: int, counts: StoreCounts) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._counts = counts
+        self._queue: queue.Queue[_Job | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._num_queued_bytes = 0
+        self._num_stored_bytes = 0
+        self._recount_at_s = 0.0
+        self._rests: tuple[str, float] = (DISK_ERROR, 0.0)
+        """Why nothing is saved, and until when."""
+        self._thread = threading.Thread(target=self._run, name="paceline-kv-save", daemon=True)
+        self._thread.start()
+
+    def refuses(self, num_blocks: int, num_bytes: int) -> bool:
+        """Whether that much more cannot be taken now; counts what is refused. Ask before copying."""
+        reason, until_s = self._rests
+        is_resting = time.monotonic() < until_s
+        with self._lock:
+            is_full = self._num_queued_bytes + num_bytes > MAX_QUEUED_BYTES
+        if is_resting or is_full:
+            self._counts.add(reason if is_resting else QUEUE_FULL, num_blocks)
+        return is_resting or is_full
+
+    def save(self, header: KvBlockHeader, tensors: Callable[[], LayerTensors], num_bytes: int) -> None:
+        """Queue one block; `tensors` waits until its copy has reached the host."""
+        with self._lock:
+            self._num_queued_bytes += num_bytes
+        self._queue.put((header, tensors, num_bytes))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        leave_compute_cores()
+        while (job := self._queue.get()) is not None:
+            header, tensors, num_bytes = job
+            try:
+                self._save(header, tensors)
+            except OSError as error:
+                logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
+                self._rest(DISK_ERROR)
+            finally:
+                with self._lock:
+                    self._num_queued_bytes -= num_bytes
+
+    def _save(self, header: KvBlockHeader, tensors: Callable[[], LayerTensors]) -> None:
+        realm = KvRealm(header.layout_hash, header.target_version, header.tenant)
+        path = self._directory.block_path(realm, header.name, header.rank)
+        if path.exists():  # by another engine, or for another request of this step
+            return
+        data = encode_block(tensors(), header)
+        if not self._make_room(len(data)):
+            self._rest(STORE_FULL)
+            return
+        self._directory.write(path, data)
+        self._num_stored_bytes += len(data)
+        self._counts.add(SAVED, num_bytes=len(data))
+
+    def _make_room(self, num_bytes: int) -> bool:
+        is_full = self._num_stored_bytes + num_bytes > self._max_bytes
+        if is_full or time.monotonic() >= self._recount_at_s:
+            limit = self._max_bytes - num_bytes
+            self._num_stored_bytes, num_removed = self._directory.shrink(limit, leave_bytes=int(limit * _SHRINK_TO))
+            self._recount_at_s = time.monotonic() + _RECOUNT_S
+            self._counts.add(EVICTED, num_removed)
+        return self._num_stored_bytes + num_bytes <= self._max_bytes
+
+    def _rest(self, reason: str) -> None:
+        self._counts.add(reason)
+        self._rests = (reason, time.monotonic() + RETRY_S)

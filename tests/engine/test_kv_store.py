@@ -1,0 +1,167 @@
+"""The KV store in live engines: a follow-up turn after a restart is not prefilled again, and no fault changes a token."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tiny
+from conftest import make_drafts
+from live_engine import Completion, LiveEngine, start_engine
+
+from wire.kv_blocks import prompt_chain
+from wire.kv_files import KvDirectory
+
+BLOCK_TOKENS = 32
+FIRST_TURN = "user: what is left of this conversation once the engine that computed it is gone? assistant: "
+NEXT_TURN = " user: and what of it has the next engine to compute again? assistant: "
+CONVERSATIONS = ("kept", "altered", "truncated", "lost", "updated")
+HITS = "vllm:external_prefix_cache_hits_total"
+MAX_BYTES = 1 << 30
+
+
+def options_with_store(store_dir: Path) -> list[str]:
+    config = {
+        "kv_connector": "PacelineKvStore",
+        "kv_connector_module_path": "server.engine.kv_store_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"directory": str(store_dir), "max_bytes": MAX_BYTES},
+    }
+    return ["--max-num-seqs", "8", "--kv-transfer-config", json.dumps(config)]
+
+
+@contextmanager
+def engine_with_store(target_dir: Path, state_dir: Path, engine_id: str) -> Iterator[LiveEngine]:
+    worker = "store_worker.StoreCpuWorker"
+    options = options_with_store(state_dir / "kv")
+    with start_engine(
+        target_dir, state_dir, tiny.DRAFT_VOCAB, options=options, worker_cls=worker, engine_id=engine_id
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def state_dir(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state_dir = tmp_path_factory.mktemp("store-state")
+    make_drafts(state_dir, tiny_target, draft_vocab_size=tiny.DRAFT_VOCAB, count=1)
+    return state_dir
+
+
+class Conversation:
+    """A first turn that one engine answered, its follow-up, and what an engine without KV of it makes of that."""
+
+    def __init__(self, engine: LiveEngine, salt: str) -> None:
+        first = engine.complete(FIRST_TURN + salt, cache_salt=salt, max_tokens=64)
+        self.salt = salt
+        self.num_stored_blocks = (len(first.ids) - 1) // BLOCK_TOKENS  # the last token was never computed
+        self.prompt = first.ids + engine.complete(NEXT_TURN, max_tokens=1).prompt_ids
+        self.reference = engine.complete(self.prompt, cache_salt=f"{salt}-reference", max_tokens=64).token_ids
+
+    def block_files(self, state_dir: Path) -> list[Path]:
+        directory = KvDirectory(state_dir / "kv")
+        (realm,) = [realm for realm in directory.realms() if realm.target_version == 0]
+        names = prompt_chain(self.prompt, BLOCK_TOKENS, self.salt)[: self.num_stored_blocks]
+        return [directory.block_path(realm, name.hex(), 0) for name in names]
+
+
+@pytest.fixture(scope="module")
+def conversations(tiny_target: Path, state_dir: Path) -> dict[str, Conversation]:
+    """By salt; the engine that computed them is gone."""
+    with engine_with_store(tiny_target, state_dir, "store-0") as engine:
+        conversations = {salt: Conversation(engine, salt) for salt in CONVERSATIONS}
+    for conversation in conversations.values():
+        assert all(path.exists() for path in conversation.block_files(state_dir))
+    return conversations
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_target: Path, state_dir: Path, conversations: dict[str, Conversation]) -> Iterator[LiveEngine]:
+    with engine_with_store(tiny_target, state_dir, "store-1") as engine:
+        yield engine
+
+
+def count(engine: LiveEngine, event: str) -> float:
+    """Blocks of the store by what became of them; what a step counts is told at the next one."""
+    engine.complete("tell", max_tokens=1)
+    time.sleep(0.2)
+    engine.complete("tell", max_tokens=1)
+    with urllib.request.urlopen(engine.url + "/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith("paceline_kv_store_blocks_total") and f'event="{event}"' in line]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def follow_up(engine: LiveEngine, conversation: Conversation, **options: object) -> tuple[Completion, float]:
+    """The answer, and how many prompt tokens came out of the store."""
+    hits = engine.metric(HITS)
+    completion = engine.complete(conversation.prompt, **{"cache_salt": conversation.salt, "max_tokens": 64} | options)
+    return completion, engine.metric(HITS) - hits
+
+
+def test_a_follow_up_turn_after_a_restart_is_not_prefilled_again(
+    engine: LiveEngine, conversations: dict[str, Conversation]
+) -> None:
+    kept = conversations["kept"]
+    assert kept.num_stored_blocks >= 4
+    completion, num_hits = follow_up(engine, kept)
+    # A speculating engine computes the last matching block again, from its own prefix cache as well.
+    assert num_hits == (kept.num_stored_blocks - 1) * BLOCK_TOKENS
+    assert completion.token_ids == kept.reference
+    assert count(engine, "loaded") == kept.num_stored_blocks - 1
+
+
+def test_another_salt_and_another_tenant_get_nothing(engine: LiveEngine, conversations: dict[str, Conversation]) -> None:
+    kept = conversations["kept"]
+    completion, num_hits = follow_up(engine, kept, cache_salt="another")
+    assert (completion.token_ids, num_hits) == (kept.reference, 0)
+    completion, num_hits = follow_up(engine, conversations["lost"], vllm_xargs={"paceline_tenant": "another"})
+    assert (completion.token_ids, num_hits) == (conversations["lost"].reference, 0)
+
+
+@pytest.mark.parametrize("fault", ["altered", "truncated", "lost"])
+def test_a_damaged_block_costs_time_and_no_token(
+    engine: LiveEngine, conversations: dict[str, Conversation], state_dir: Path, fault: str
+) -> None:
+    damaged = conversations[fault]
+    path = damaged.block_files(state_dir)[1]
+    data = path.read_bytes()
+    if fault == "altered":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif fault == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.unlink()
+    corrupt = count(engine, "corrupt")
+    completion, _ = follow_up(engine, damaged)
+    assert completion.token_ids == damaged.reference
+    assert count(engine, "corrupt") - corrupt == (fault != "lost")
+    assert path.read_bytes() == data  # computed anew and stored again
+
+
+def test_kv_of_another_target_is_never_used(
+    engine: LiveEngine, conversations: dict[str, Conversation], state_dir: Path, tmp_path: Path
+) -> None:
+    """Neither that of an older version after an update, nor under the new version what the old one computed."""
+    updated = conversations["updated"]
+    other_dir = tiny.make_target(tmp_path / "other", seed=1)
+    engine.complete(updated.prompt, cache_salt="straddling", max_tokens=1)
+    answer = engine.rpc("paceline_update_target", 1, str(other_dir))
+    assert answer["version"] == 1
+    fresh = engine.complete(updated.prompt, cache_salt="fresh", max_tokens=64)
+    completion, _ = follow_up(engine, updated)
+    assert completion.token_ids == fresh.token_ids != updated.reference
+    engine.complete([*updated.prompt, *completion.token_ids], cache_salt="straddling", max_tokens=64)
+    mixed = count(engine, "dropped_mixed")
+    assert mixed > 0
+    directory = KvDirectory(state_dir / "kv")
+    (realm,) = [realm for realm in directory.realms() if realm.target_version == 1]
+    straddling = {name.hex() for name in prompt_chain([*updated.prompt, *completion.token_ids], BLOCK_TOKENS, "straddling")}
+    assert straddling.isdisjoint(header.name for header in directory.headers(realm))
+    assert directory.headers(realm)

@@ -1,0 +1,276 @@
+"""KvDirectory: KV of finished conversations on any POSIX path, one immutable file per block and rank.
+
+    <root>/<layout hash>/<target version>/<tenant>/<block name>.<rank>     written under another name, then renamed
+    <root>/<layout hash>/<target version>/<tenant>/holds/<block name>      what must not be evicted: pins and leases
+
+Layout, target version and tenant are directories, so KV of another kind, of other weights or of another tenant is not
+even looked at. A file tells its own identity and carries a checksum over all of itself. Files are touched when used, and
+the least recently used go first where the directory outgrows its bound. Any number of engines may share a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from wire.errors import FrameError, WireError
+from wire.spec import SCHEMA_VERSION
+
+METADATA_KEY = "paceline_kv"
+BLANK_SHA256 = "0" * 64
+"""Stands in a file for its checksum while that is computed."""
+
+_HOLDS = "holds"
+_TENANT_PREFIX = "t-"
+"""A label may be `..`."""
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 1 << 20
+_STALE_TEMPORARY_S = 600.0
+_PLAIN_TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_BLOCK_FILE = re.compile(r"([0-9a-f]{32})\.([0-9]+)")
+_LAYOUT = re.compile(r"[0-9a-f]{16}")
+
+
+class KvRealm(NamedTuple):
+    """What KV blocks must agree on before one may follow another."""
+
+    layout_hash: str
+    """16 hex digits."""
+    target_version: int
+    tenant: str
+    """As `tenant_label` gives it."""
+
+
+def tenant_label(tenant: str) -> str:
+    """The tenant itself where it is a plain label; any other name by its digest, which no plain label looks like."""
+    if _PLAIN_TENANT.fullmatch(tenant):
+        return tenant
+    return f"~{blake2b(tenant.encode(), digest_size=16).hexdigest()}"
+
+
+class KvBlockHeader(Struct, frozen=True, kw_only=True):
+    """Identity of one block file, JSON under `paceline_kv` in its safetensors metadata."""
+
+    schema_version: int
+    model: str
+    """The target's id."""
+    layout_hash: str
+    target_version: int
+    tenant: str
+    name: str
+    """Of the block, in hex, and so of the prefix that ends with it."""
+    parent: str
+    """Name of the block before it, in hex."""
+    position: int
+    """Blocks before it in its prefix."""
+    rank: int
+    sha256: str = BLANK_SHA256
+    """Over the whole file with this field blank."""
+
+
+class StoredBlock(NamedTuple):
+    """One file of the directory."""
+
+    path: Path
+    realm: KvRealm
+    name: str
+    num_bytes: int
+    used_at_s: float
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """Keeps the blocks of one prefix from eviction, of its own realm only."""
+
+    names: tuple[str, ...]
+    is_pinned: bool = False
+    lease_until_s: float = 0.0
+    """Unix time."""
+
+    def is_in_force(self, now_s: float) -> bool:
+        return self.is_pinned or self.lease_until_s > now_s
+
+
+class KvDirectory:
+    """The files and what holds them. Methods raise OSError where the disk does."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def block_path(self, realm: KvRealm, name: str, rank: int) -> Path:
+        return self._realm_directory(realm) / f"{name}.{rank}"
+
+    def has_block(self, realm: KvRealm, name: str, num_ranks: int) -> bool:
+        """Whether every rank's part is there."""
+        return all(os.path.exists(self.block_path(realm, name, rank)) for rank in range(num_ranks))
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Seal and store a file; a reader sees all of it or nothing. After a power cut its checksum tells what it is worth."""
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(seal(data))
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def realms(self) -> list[KvRealm]:
+        return [
+            KvRealm(layout.name, int(version.name), tenant.name.removeprefix(_TENANT_PREFIX))
+            for layout in _directories(self.root)
+            if _LAYOUT.fullmatch(layout.name)
+            for version in _directories(layout)
+            if version.name.isdecimal()
+            for tenant in _directories(version)
+        ]
+
+    def blocks(self) -> Iterator[StoredBlock]:
+        """Every block file, in no order. Files that vanish meanwhile are left out."""
+        for realm in self.realms():
+            for entry in _entries(self._realm_directory(realm)):
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue
+                if match := _BLOCK_FILE.fullmatch(entry.name):
+                    yield StoredBlock(Path(entry.path), realm, match[1], status.st_size, status.st_mtime)
+                elif entry.name.startswith(".") and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
+                    Path(entry.path).unlink(missing_ok=True)
+
+    def parts(self, realm: KvRealm, name: str) -> list[Path]:
+        """Files of one block, rank 0 first."""
+        found = self._realm_directory(realm).glob(f"{name}.*")
+        return sorted(path for path in found if _BLOCK_FILE.fullmatch(path.name))
+
+    def headers(self, realm: KvRealm) -> list[KvBlockHeader]:
+        """Of all blocks of a realm, in no order; unreadable ones are left out."""
+        paths = (Path(entry.path) for entry in _entries(self._realm_directory(realm)) if _BLOCK_FILE.fullmatch(entry.name))
+        return [header for path in paths if path.suffix == ".0" and (header := _readable(path)) is not None]
+
+    def prefix(self, realm: KvRealm, name: str) -> list[KvBlockHeader]:
+        """The headers of a block and of all before it, in order; empty where a part of the prefix is missing or unreadable."""
+        chain: list[KvBlockHeader] = []
+        while True:
+            header = _readable(self.block_path(realm, name, 0))
+            if header is None or header.name != name or (chain and header.position != chain[-1].position - 1):
+                return []
+            chain.append(header)
+            if header.position == 0:
+                return chain[::-1]
+            name = header.parent
+
+    def hold(self, realm: KvRealm, name: str) -> Hold | None:
+        """What holds a prefix; a file that cannot be read holds nothing."""
+        try:
+            return msgspec.json.decode(self._hold_path(realm, name).read_bytes(), type=Hold)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def set_hold(self, realm: KvRealm, name: str, hold: Hold) -> None:
+        """Replace what holds a prefix; one that holds nothing any more is removed."""
+        path = self._hold_path(realm, name)
+        if not hold.is_in_force(time.time()):
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(hold))
+        temporary.rename(path)
+
+    def held(self, now_s: float) -> set[tuple[KvRealm, str]]:
+        """Blocks that must stay: those of all prefixes held now."""
+        held: set[tuple[KvRealm, str]] = set()
+        for realm in self.realms():
+            for entry in _entries(self._realm_directory(realm) / _HOLDS):
+                hold = self.hold(realm, entry.name)
+                if hold is not None and hold.is_in_force(now_s):
+                    held.update((realm, name) for name in hold.names)
+        return held
+
+    def shrink(self, max_bytes: int, *, leave_bytes: int) -> tuple[int, int]:
+        """Where more than `max_bytes` are stored, remove the least recently used blocks that nothing holds.
+
+        It stops once `leave_bytes` or less are left. Returns (bytes left, files removed).
+        """
+        blocks = sorted(self.blocks(), key=lambda block: block.used_at_s)
+        num_bytes = sum(block.num_bytes for block in blocks)
+        if num_bytes <= max_bytes:
+            return num_bytes, 0
+        held, num_removed = self.held(time.time()), 0
+        for block in blocks:
+            if num_bytes <= leave_bytes:
+                break
+            if (block.realm, block.name) not in held:
+                block.path.unlink(missing_ok=True)
+                num_bytes -= block.num_bytes
+                num_removed += 1
+        return num_bytes, num_removed
+
+    def _realm_directory(self, realm: KvRealm) -> Path:
+        return self.root / realm.layout_hash / str(realm.target_version) / f"{_TENANT_PREFIX}{realm.tenant}"
+
+    def _hold_path(self, realm: KvRealm, name: str) -> Path:
+        return self._realm_directory(realm) / _HOLDS / name
+
+
+def seal(data: bytes) -> bytes:
+    """A block file's bytes with the checksum in place of the blank."""
+    return data.replace(BLANK_SHA256.encode(), sha256(data).hexdigest().encode(), 1)
+
+
+def check(data: bytes) -> KvBlockHeader:
+    """The header of a sealed file whose every byte is as it was written; raises WireError for any other."""
+    header = _parse_header(data)
+    blank = data.replace(header.sha256.encode(), BLANK_SHA256.encode(), 1)
+    if sha256(blank).hexdigest() != header.sha256:
+        raise FrameError("the checksum of the block does not match its bytes")
+    return header
+
+
+def read_header(path: Path) -> KvBlockHeader:
+    """A file's own word on what it is, its checksum not verified; raises OSError or WireError."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        return _parse_header(start + file.read(min(int.from_bytes(start, "little"), _MAX_HEADER_BYTES)))
+
+
+def _readable(path: Path) -> KvBlockHeader | None:
+    try:
+        return read_header(path)
+    except (OSError, WireError):
+        return None
+
+
+def _parse_header(data: bytes) -> KvBlockHeader:
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if not _LENGTH_BYTES < end <= min(len(data), _LENGTH_BYTES + _MAX_HEADER_BYTES):
+        raise FrameError(f"a header that ends at byte {end} of {len(data)}")
+    try:
+        tensors = msgspec.json.decode(data[_LENGTH_BYTES:end], type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(tensors.get("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+        header = msgspec.json.decode(metadata.get(METADATA_KEY, ""), type=KvBlockHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"not a KV block file: {error}") from None
+    if header.schema_version != SCHEMA_VERSION or len(header.sha256) != len(BLANK_SHA256):
+        raise FrameError(f"a KV block of schema {header.schema_version}, this is {SCHEMA_VERSION}")
+    return header
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _directories(path: Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries(path) if entry.is_dir()]
