@@ -143,12 +143,15 @@ def engine_env(
 
 
 def kv_transfer_env(pool: PoolSettings, host: HostFacts) -> dict[str, str]:
-    """What NIXL reads: where this engine answers handshakes, and the transports that a machine without a fabric has."""
+    """What NIXL reads: where this engine answers handshakes; on a CPU also the transports that need no fabric.
+
+    UCX would listen on every network interface: engines of one CPU machine need the loopback one only.
+    """
     side_channel = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(pool.side_channel_port),
     }
-    return side_channel if host.is_cuda else side_channel | {"UCX_TLS": "tcp,sm,self"}
+    return side_channel if host.is_cuda else side_channel | {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"}
 
 
 def _cuda_env(pool: PoolSettings) -> dict[str, str]:

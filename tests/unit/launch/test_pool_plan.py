@@ -61,6 +61,7 @@ def test_each_engine_of_a_pair_has_its_own_core_and_side_channel() -> None:
     for name in "pd":
         assert engine(system, name).env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
         assert engine(system, name).env["UCX_TLS"] == "tcp,sm,self"
+        assert engine(system, name).env["UCX_NET_DEVICES"] == "lo"
 
 
 def test_the_gateway_and_the_engines_agree_on_kinds_and_kv_events() -> None:
