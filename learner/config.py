@@ -16,6 +16,8 @@ class ReplaySettings(Config):
     """Completion tokens in the recent window."""
     reservoir_tokens: int = Field(60_000, ge=0)
     """Completion tokens in the per-domain reservoirs together."""
+    max_groups: int = Field(8, ge=1)
+    """Pairs of tenant and domain that have a reservoir and anchors of their own; further ones share one."""
     holdout_share: float = Field(0.10, gt=0.0, lt=1.0)
     """Share of requests, by hash of the prompt, that is never trained on: the gate's evidence."""
     max_passes: int = Field(4, ge=1)
@@ -23,10 +25,14 @@ class ReplaySettings(Config):
     more than the late ones: 9 where the mean is 3.7."""
     max_open_rows: int = Field(40_000, ge=1)
     """Rows of requests that are still running; over it the oldest is closed early."""
+    max_completion_rows: int = Field(2048, ge=2)
+    """Rows of one completion that are kept, the first ones. Attention over M of them takes memory as M times all rows."""
     idle_timeout_s: float = Field(300.0, gt=0.0)
     """A running request without a new row for so long is closed as it is."""
     max_queued_messages: int = Field(512, ge=1)
-    """Capture messages waiting in the learner, and again in its socket; then the engine drops and counts."""
+    """Capture messages waiting in the learner; then the engine drops and counts."""
+    max_queued_bytes: int = Field(256 * 1024 * 1024, ge=1)
+    """Of their tensors; one message that alone is larger is still taken."""
     on_disk: bool = True
     """Keep requests in the state directory too, so that a restarted learner remembers them."""
 
@@ -43,8 +49,9 @@ class TrainSettings(Config):
     """Learning rate of matrices, in spectral norm a step."""
     adamw_rate: float = Field(5e-3, ge=0.0)
     """Learning rate of everything else."""
-    settling_tokens: float = Field(20_000.0, gt=0.0)
-    """Rates fall as 1 / sqrt(1 + tokens / settling_tokens), tokens being the distinct ones that are remembered."""
+    settling_tokens: float = Field(200_000.0, gt=0.0)
+    """Rates fall as 1 / sqrt(1 + tokens / settling_tokens), tokens being the distinct ones that are remembered. So large that
+    little is lost of the whole rate, the one that was measured with the average below."""
     momentum: float = Field(0.95, ge=0.0, lt=1.0)
     average_decay: float = Field(0.99, ge=0.0, lt=1.0)
     """Of the running average of the weights over steps; the average is what is gated and served. It takes the place of a
@@ -80,6 +87,7 @@ class GateSettings(Config):
     every_s: float = Field(20.0, gt=0.0)
     """Least time between two evaluations."""
     min_holdout_requests: int = Field(4, ge=2)
+    """Requests a judgement needs: held-out ones for a candidate, and anchors for the veto of their domain."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
     """One-sided level at which the bootstrap must exclude 'no gain'."""
     min_gain: float = Field(0.02, ge=0.0)
