@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator
 from hashlib import blake2b, sha256
@@ -113,7 +114,7 @@ class KvDirectory:
 
     def write(self, path: Path, data: bytes) -> None:
         """Seal and store a file; a reader sees all of it or nothing. After a power cut its checksum tells what it is worth."""
-        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary = _temporary(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(seal(data))
@@ -181,7 +182,7 @@ class KvDirectory:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary = _temporary(path)
         temporary.write_bytes(msgspec.json.encode(hold))
         temporary.rename(path)
 
@@ -240,6 +241,11 @@ def read_header(path: Path) -> KvBlockHeader:
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
         return _parse_header(start + file.read(min(int.from_bytes(start, "little"), _MAX_HEADER_BYTES)))
+
+
+def _temporary(path: Path) -> Path:
+    """Another name beside it that no other writer on any machine uses."""
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
 def _readable(path: Path) -> KvBlockHeader | None:

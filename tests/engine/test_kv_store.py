@@ -93,7 +93,7 @@ def count(engine: LiveEngine, event: str) -> float:
     engine.complete("tell", max_tokens=1)
     with urllib.request.urlopen(engine.url + "/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    (line,) = [line for line in lines if line.startswith("paceline_kv_store_blocks_total") and f'event="{event}"' in line]
+    (line,) = [line for line in lines if line.startswith("paceline_kv_store_blocks_total{") and f'event="{event}"' in line]
     return float(line.rsplit(" ", 1)[1])
 
 

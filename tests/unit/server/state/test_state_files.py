@@ -1,0 +1,132 @@
+"""The directory of KV blocks: a damaged file is never taken for a whole one, and eviction spares what is held or in use."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from block_files import BLOCK_TOKENS, REALM, file_bytes, header, names_of, store_prefix
+
+from server.routing import blocks as routing_blocks
+from wire import kv_blocks
+from wire.errors import WireError
+from wire.kv_files import Hold, KvDirectory, check, seal, tenant_label
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> KvDirectory:
+    return KvDirectory(tmp_path / "kv")
+
+
+def test_a_sealed_file_tells_what_it_is() -> None:
+    names = names_of(2)
+    sealed = seal(file_bytes(header(names, 1)))
+    found = check(sealed)
+    assert (found.name, found.parent, found.position, found.tenant) == (names[1], names[0], 1, "default")
+
+
+def test_no_altered_byte_and_no_missing_byte_goes_unnoticed() -> None:
+    sealed = seal(file_bytes(header(names_of(1), 0)))
+    for position in range(len(sealed)):
+        for altered in (sealed[position] ^ 1, sealed[position] ^ 0x80):
+            with pytest.raises(WireError):
+                check(sealed[:position] + bytes([altered]) + sealed[position + 1 :])
+        with pytest.raises(WireError):
+            check(sealed[:position])
+    with pytest.raises(WireError):
+        check(sealed + b"\0")
+
+
+def test_a_file_of_another_schema_is_refused() -> None:
+    other = msgspec.structs.replace(header(names_of(1), 0), schema_version=7)
+    with pytest.raises(WireError, match="schema 7"):
+        check(seal(file_bytes(other)))
+
+
+def test_a_prefix_is_found_only_where_it_is_whole(directory: KvDirectory) -> None:
+    names = names_of(3)
+    paths = store_prefix(directory, names)
+    assert [found.name for found in directory.prefix(REALM, names[-1])] == names
+    assert [found.name for found in directory.prefix(REALM, names[1])] == names[:2]
+    paths[1].unlink()
+    assert directory.prefix(REALM, names[-1]) == []
+    assert [found.name for found in directory.prefix(REALM, names[0])] == names[:1]
+
+
+@pytest.mark.parametrize("tenant", ["default", "..", ".", "a/b", "../../etc", "ünï", "x" * 200, ""])
+def test_any_tenant_name_stays_within_the_directory_and_apart_from_others(directory: KvDirectory, tenant: str) -> None:
+    realm = REALM._replace(tenant=tenant_label(tenant))
+    (path,) = store_prefix(directory, names_of(1), realm=realm)
+    assert path.resolve().is_relative_to(directory.root.resolve())
+    assert len(path.relative_to(directory.root).parts) == 4
+    assert directory.realms() == [realm]
+    assert not directory.has_block(REALM._replace(tenant="another"), names_of(1)[0], 1)
+
+
+def test_a_block_counts_only_once_every_rank_has_stored_it(directory: KvDirectory) -> None:
+    (name,) = names_of(1)
+    store_prefix(directory, [name])
+    assert directory.has_block(REALM, name, 1)
+    assert not directory.has_block(REALM, name, 2)
+
+
+def test_the_least_recently_used_blocks_go_first_and_held_ones_stay(directory: KvDirectory) -> None:
+    old, held, young = (names_of(2, first_token=first) for first in (0, 100, 200))
+    now_s = time.time()
+    for names, age_s in ((old, 300.0), (held, 400.0), (young, 10.0)):
+        store_prefix(directory, names, used_at_s=now_s - age_s)
+    directory.set_hold(REALM, held[-1], Hold(names=tuple(held), is_pinned=True))
+    each = next(directory.blocks()).num_bytes
+    left, removed = directory.shrink(6 * each, leave_bytes=0)
+    assert (left, removed) == (6 * each, 0)
+    left, removed = directory.shrink(5 * each, leave_bytes=4 * each)
+    assert (left, removed) == (4 * each, 2)
+    assert [bool(directory.prefix(REALM, names[-1])) for names in (old, held, young)] == [False, True, True]
+    left, removed = directory.shrink(0, leave_bytes=0)
+    assert (left, removed) == (2 * each, 2)
+    assert directory.prefix(REALM, held[-1])
+
+
+def test_a_hold_protects_its_own_tenant_only_and_a_lease_ends(directory: KvDirectory) -> None:
+    names, other = names_of(1), REALM._replace(tenant="other")
+    for realm in (REALM, other):
+        store_prefix(directory, names, realm=realm)
+    directory.set_hold(REALM, names[0], Hold(names=tuple(names), lease_until_s=time.time() + 0.3))
+    assert directory.held(time.time()) == {(REALM, names[0])}
+    assert directory.held(time.time() + 1.0) == set()
+    directory.shrink(0, leave_bytes=0)
+    assert [block.realm for block in directory.blocks()] == [REALM]
+
+
+def test_what_a_killed_writer_left_is_removed_in_time(directory: KvDirectory) -> None:
+    (path,) = store_prefix(directory, names_of(1))
+    leftover, fresh = path.with_name(".leftover-1"), path.with_name(".fresh-1")
+    for temporary in (leftover, fresh):
+        temporary.write_bytes(b"half")
+    os.utime(leftover, (0.0, 0.0))
+    assert [block.path for block in directory.blocks()] == [path]
+    assert (leftover.exists(), fresh.exists()) == (False, True)
+
+
+def test_many_writers_of_one_block_leave_one_whole_file(directory: KvDirectory) -> None:
+    names = names_of(1)
+    path, data = directory.block_path(REALM, names[0], 0), file_bytes(header(names, 0), 4096 // 16)
+    threads = [threading.Thread(target=directory.write, args=(path, data)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if path.exists():
+            check(path.read_bytes())
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_names_are_those_of_the_routing_index() -> None:
+    token_ids, salt = list(range(5 * BLOCK_TOKENS + 1)), "a salt"
+    ours = kv_blocks.prompt_chain(token_ids, BLOCK_TOKENS, salt)
+    assert ours == routing_blocks.prompt_chain(token_ids, BLOCK_TOKENS, salt)
+    extended = [*kv_blocks.extend_chain(ours[1], token_ids[2 * BLOCK_TOKENS :], BLOCK_TOKENS)]
+    assert [*ours[:2], *extended] == ours
