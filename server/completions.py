@@ -6,11 +6,12 @@ Plain ASGI rather than a framework handler, because the client's disconnect must
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from typing import Any
 
 from server.admission import Admission
 from server.body import ClientDisconnected, Receive, prepare_body, read_body
-from server.errors import ApiError
+from server.errors import ApiError, internal_error
 from server.identity import read_identity, read_request_id
 from server.relay.exchange import Exchange, Send
 from server.relay.proxy import Proxy, StreamBroken, until_disconnected
@@ -30,7 +31,7 @@ class ModelRoute:
         self._admission = admission
         self._traffic = traffic
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         timer = Timer(self.path)
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         exchange = Exchange(scope["method"], self.path, read_request_id(headers))
@@ -52,6 +53,11 @@ class ModelRoute:
             logger.error("request %s was cut short: %s", exchange.request_id, error)
         except ClientDisconnected:
             timer.status, timer.outcome = CLIENT_CLOSED_REQUEST, DISCONNECTED
+        except Exception:
+            # Nothing of ours is around this: a fault must end one request, in OpenAI's shape, and be seen.
+            logger.exception("request %s met a fault of the gateway", exchange.request_id)
+            if not exchange.status:
+                await send_error(send, internal_error(), exchange.request_id)
         finally:
             self._traffic.finished(timer)
 

@@ -107,6 +107,11 @@ def error_event(message: str, *, code: str) -> bytes:
     return b"data: " + error_body(502, message, code=code) + b"\n\n"
 
 
+def internal_error() -> ApiError:
+    """For what should not happen."""
+    return ApiError(500, "the gateway failed; its log says why", code="internal_error")
+
+
 def http_error(status: int, detail: str) -> ApiError:
     """For what the web framework itself refuses: unknown routes, wrong methods."""
     code = HTTPStatus(status).phrase.lower().replace(" ", "_")

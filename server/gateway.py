@@ -80,7 +80,7 @@ class Gateway:
         self.proxy = Proxy(
             self.fleet,
             self.metrics,
-            prompts=self.prompts,
+            prompts=self.prompts if len(config.engines) > 1 else None,
             router=self.router,
             legs=Legs(self.session, self.metrics, router=self.router, prefills=self.prefills),
             open_stream=Resumption(self.fleet, self.prompts.tokenizer).open,

@@ -7,22 +7,43 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.completions import ModelRoute
-from server.errors import ApiError, http_error
+from server.completions import ModelRoute, send_error
+from server.errors import ApiError, http_error, internal_error
 from server.fleet import Fleet
 
-MODEL_ROUTES = (("/v1/chat/completions", "POST"), ("/v1/completions", "POST"), ("/v1/models", "GET"))
+MODEL_ROUTES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("/v1/chat/completions", ("POST",)),
+    ("/v1/completions", ("POST",)),
+    ("/v1/models", ("GET", "HEAD")),
+)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def public_app(*, fleet: Fleet, route: Callable[[str], ModelRoute], metrics_text: Callable[[], Awaitable[bytes]]) -> FastAPI:
-    """The application of the public port."""
+def public_app(*, fleet: Fleet, route: Callable[[str], ModelRoute], metrics_text: Callable[[], Awaitable[bytes]]) -> ASGIApp:
+    """The application of the public port.
+
+    Model routes do not pass through the framework: its layers would wrap every chunk of every stream.
+    """
+    rest = _framework_app(fleet, metrics_text)
+    models = {path: (methods, route(path)) for path, methods in MODEL_ROUTES}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        methods, model = models.get(scope.get("path", ""), ((), None))
+        if model is None or scope["type"] != "http":
+            await rest(scope, receive, send)
+        elif scope["method"] in methods:
+            await model(scope, receive, send)
+        else:
+            await send_error(send, http_error(405, f"{scope['method']} {scope['path']}: use {methods[0]}"))
+
+    return app
+
+
+def _framework_app(fleet: Fleet, metrics_text: Callable[[], Awaitable[bytes]]) -> FastAPI:
     app = FastAPI(title="Paceline", openapi_url=None)
     install_error_shapes(app)
-    for path, method in MODEL_ROUTES:
-        app.router.routes.append(Route(path, route(path), methods=[method]))
 
     @app.get("/health")
     async def health() -> Response:
@@ -66,4 +87,4 @@ def install_error_shapes(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:
-        return error_response(ApiError(500, "the gateway failed; its log says why", code="internal_error"))
+        return error_response(internal_error())

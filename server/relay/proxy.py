@@ -26,10 +26,11 @@ from server.relay.legs import Answer, Legs
 from server.relay.prefill import CONNECTION_ERRORS
 from server.relay.sse import EventRelay, is_engines_fault
 from server.relay.stream import Stream, read_cached_tokens
+from server.routing.tokens import Prompt
 
 if TYPE_CHECKING:
     from server.routing.router import Route, Router
-    from server.routing.tokens import Prompt, Prompts
+    from server.routing.tokens import Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Proxy:
         fleet: Fleet,
         metrics: Metrics,
         *,
-        prompts: Prompts,
+        prompts: Prompts | None,
         router: Router,
         legs: Legs,
         open_stream: Callable[[Exchange], Stream],
@@ -70,6 +71,7 @@ class Proxy:
         self._fleet = fleet
         self._metrics = metrics
         self._prompts = prompts
+        """None where there is one engine: nothing depends on what it is asked."""
         self._router = router
         self._legs = legs
         self._open_stream = open_stream
@@ -90,7 +92,10 @@ class Proxy:
         trip = Trip(self._max_moves)
         prompt = None
         if exchange.fields is not None:
-            prompt = await self._prompts.read(exchange.path, exchange.fields, exchange.session)
+            if self._prompts is None:
+                prompt = Prompt(session=exchange.session, reason="one_engine")
+            else:
+                prompt = await self._prompts.read(exchange.path, exchange.fields, exchange.session)
         while True:
             if prompt is not None and stream.leg.token_ids is not None:
                 prompt = replace(prompt, token_ids=stream.leg.token_ids)

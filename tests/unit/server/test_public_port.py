@@ -372,3 +372,21 @@ def test_running_streams_end_before_a_graceful_shutdown(tmp_path: Path) -> None:
             assert await response.read() == b"".join(rig.engine.chunks)
 
     run(scenario())
+
+
+def test_fault_of_the_gateway_ends_one_request_in_openais_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+
+            def broken(*args: object, **options: object) -> None:
+                raise RuntimeError("a fault")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(rig.gateway.router, "choose", broken)
+                reply = await rig.complete()
+                assert (reply.status, reply.code) == (500, "internal_error")
+            assert (await rig.complete()).status == 200
+            assert (await rig.status())["traffic"]["num_failed"] == 1
+            assert rig.gateway.admission.num_in_flight == 0
+
+    run(scenario())
