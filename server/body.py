@@ -22,6 +22,9 @@ _OUR_PREFIX = "paceline_"
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """They name hosts and ports an engine would connect to; a client must not choose those."""
 
+_INTERNAL_XARGS = (*_INTERNAL_FIELDS, "kv_cache_report_mode")
+"""vLLM takes these out of the extra arguments as if they were fields of its own; a wrong type there ends the engine."""
+
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
 _count_decoder = msgspec.json.Decoder(int | None)
@@ -110,6 +113,11 @@ def _client_xargs(fields: dict[str, Raw]) -> dict[str, Raw]:
     except msgspec.DecodeError as error:
         raise ApiError(400, f"vllm_xargs is not an object: {error}", code="bad_xargs", param="vllm_xargs") from None
     reserved = sorted(name for name in xargs if name.startswith(_OUR_PREFIX))
+    internal = sorted(name for name in xargs if name in _INTERNAL_XARGS)
+    if internal:
+        raise ApiError(
+            400, f"vllm_xargs keys {internal} are internal to the server; leave them out", code="internal_field", param="vllm_xargs"
+        )
     if reserved:
         raise ApiError(
             400,

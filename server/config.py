@@ -49,8 +49,8 @@ class RoutingSettings(Config):
     """`[routing]`: which engine a request goes to."""
 
     policy: Literal["kv_aware", "session", "power_of_two", "round_robin"] = "kv_aware"
-    max_index_blocks: int = Field(1 << 20, ge=1)
-    """KV blocks remembered over all engines; the oldest are forgotten first."""
+    max_index_blocks: int = Field(1 << 18, ge=1)
+    """KV blocks remembered over all engines, about 700 bytes each; the oldest are forgotten first."""
     max_moves: int = Field(2, ge=0)
     """Times one request may lose its engine and go on elsewhere. Bounded, because a request can be what kills engines."""
 

@@ -126,6 +126,8 @@ UNUSABLE: list[tuple[dict[str, str], dict[str, object], str]] = [
     ({"X-Paceline-Capture": "maybe"}, {}, "bad_header"),
     ({"X-Session-Id": "a b"}, {}, "bad_header"),
     ({}, {"vllm_xargs": {"paceline_tenant": "other"}}, "reserved_xargs"),
+    ({}, {"vllm_xargs": {"kv_transfer_params": "x"}}, "internal_field"),
+    ({}, {"vllm_xargs": {"kv_cache_report_mode": "full"}}, "internal_field"),
     ({}, {"vllm_xargs": "text"}, "bad_xargs"),
     ({}, {"kv_transfer_params": {"remote_host": "10.0.0.1"}}, "internal_field"),
     ({}, {"n": 999_999}, "too_many_choices"),
