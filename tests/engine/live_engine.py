@@ -172,7 +172,7 @@ class LiveEngine:
         seen = -1
         while seen != len(self.listener.captured):
             seen = len(self.listener.captured)
-            time.sleep(0.4)
+            time.sleep(0.8)
 
     def fresh_stats(self) -> EngineStats:
         """Counters sent after this call."""
@@ -189,6 +189,18 @@ class LiveEngine:
             for span in captured.message.spans
             if completion.request_id in span.request_id
         ]
+
+    def tokens_by_position(self, completion: Completion) -> dict[int, int]:
+        """Tokens the capture reports for one request; a position reported twice must agree."""
+        seen: dict[int, int] = {}
+        for _, span in self.spans_of(completion):
+            first_emitted = span.first_position + span.num_valid_rows
+            for position, token in [
+                *enumerate(span.token_ids[: span.num_valid_rows], span.first_position),
+                *enumerate(span.emitted_ids[-1:], first_emitted),
+            ]:
+                assert seen.setdefault(position, token) == token
+        return seen
 
 
 @contextlib.contextmanager

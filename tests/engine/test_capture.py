@@ -5,29 +5,16 @@ from __future__ import annotations
 import urllib.request
 from collections import Counter
 
-from live_engine import Completion, LiveEngine
+from live_engine import LiveEngine
 
 PROMPTS = [f"def function_{i}(x):\n    return" for i in range(6)]
-
-
-def tokens_by_position(engine: LiveEngine, completion: Completion) -> dict[int, int]:
-    """Tokens the capture reports for one request; a position reported twice must agree."""
-    seen: dict[int, int] = {}
-    for _, span in engine.spans_of(completion):
-        first_emitted = span.first_position + span.num_valid_rows
-        for position, token in [
-            *enumerate(span.token_ids[: span.num_valid_rows], span.first_position),
-            *enumerate(span.emitted_ids[-1:], first_emitted),
-        ]:
-            assert seen.setdefault(position, token) == token
-    return seen
 
 
 def test_captured_tokens_reproduce_the_completion(tiny_engine: LiveEngine) -> None:
     completions = tiny_engine.complete_all(PROMPTS)
     tiny_engine.settle()
     for completion in completions:
-        seen = tokens_by_position(tiny_engine, completion)
+        seen = tiny_engine.tokens_by_position(completion)
         first = min(seen)
         assert [seen[position] for position in range(first, len(completion.ids))] == completion.ids[first:]
 
@@ -79,10 +66,10 @@ def test_a_cached_prefix_leaves_a_gap_and_nothing_else(tiny_engine: LiveEngine) 
     second = tiny_engine.complete(prompt)
     tiny_engine.settle()
     assert second.token_ids == first.token_ids
-    begin_first, begin_second = (min(tokens_by_position(tiny_engine, completion)) for completion in (first, second))
+    begin_first, begin_second = (min(tiny_engine.tokens_by_position(completion)) for completion in (first, second))
     assert begin_first == 0
     assert begin_second >= 32
-    seen = tokens_by_position(tiny_engine, second)
+    seen = tiny_engine.tokens_by_position(second)
     assert sorted(seen)[-1] - begin_second + 1 == len(seen)
     keys = {span.prompt_key for completion in (first, second) for _, span in tiny_engine.spans_of(completion)}
     assert len(keys) == 1
@@ -98,7 +85,7 @@ def test_a_prompt_in_chunks_is_captured_whole_and_once(tiny_engine: LiveEngine) 
     assert len(chunks) >= 3
     assert not any(chunk.emitted_ids for chunk in chunks[:-1])
     assert sum(chunk.num_rows for chunk in chunks) == len(completion.prompt_ids)
-    seen = tokens_by_position(tiny_engine, completion)
+    seen = tiny_engine.tokens_by_position(completion)
     assert [seen[position] for position in range(len(completion.ids))] == completion.ids
 
 
@@ -111,7 +98,7 @@ def test_preempted_requests_are_recomputed_and_reported_without_contradiction(ti
     tiny_engine.settle()
     for completion, reference in zip(crowded, alone, strict=True):
         assert completion.token_ids == reference.token_ids
-        seen = tokens_by_position(tiny_engine, completion)
+        seen = tiny_engine.tokens_by_position(completion)
         first = min(seen)
         assert [seen[position] for position in range(first, len(completion.ids))] == completion.ids[first:]
 
@@ -126,7 +113,7 @@ def test_structured_output_is_captured_and_obeys_its_grammar(tiny_engine: LiveEn
     tiny_engine.settle()
     assert len(completion.text) == 12
     assert completion.text.isdigit()
-    seen = tokens_by_position(tiny_engine, completion)
+    seen = tiny_engine.tokens_by_position(completion)
     assert [seen[position] for position in range(len(completion.prompt_ids), len(completion.ids) - 1)] == completion.token_ids[
         :-1
     ]

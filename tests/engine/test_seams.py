@@ -53,7 +53,15 @@ def test_v2_runner_keeps_the_fields_the_adapter_reads() -> None:
     from vllm.v1.worker.gpu.model_runner import ExecuteModelState, GPUModelRunner
 
     assert {"input_batch", "hidden_states", "aux_hidden_states"} <= set(ExecuteModelState._fields)
-    needed = {"req_ids", "num_reqs", "query_start_loc_np", "num_draft_tokens_per_req", "num_computed_tokens_np", "input_ids"}
+    needed = {
+        "req_ids",
+        "num_reqs",
+        "query_start_loc_np",
+        "num_draft_tokens_per_req",
+        "positions",
+        "query_start_loc",
+        "input_ids",
+    }
     assert needed <= {field.name for field in dataclasses.fields(InputBatch)}
     assert parameters(GPUModelRunner.sample_tokens) == ["self", "grammar_output"]
     assert parameters(GPUModelRunner.execute_model)[:2] == ["self", "scheduler_output"]

@@ -48,6 +48,14 @@ def test_counts_equal_vllms_own(gpu_engine: LiveEngine) -> None:
         assert [span.num_accepted for span in spans] == completion.metrics["speculative_decoding"]["per_step_accepted"]
 
 
+def test_captured_positions_are_those_of_the_text_though_proposals_are_rejected(gpu_engine: LiveEngine) -> None:
+    completions = gpu_engine.complete_all(PROMPTS)
+    gpu_engine.settle()
+    for completion in completions:
+        seen = gpu_engine.tokens_by_position(completion)
+        assert [seen[position] for position in range(min(seen), len(completion.ids))] == completion.ids[min(seen) :]
+
+
 def test_a_swap_and_a_change_of_depth_leave_the_text_as_it_was(gpu_engine: LiveEngine) -> None:
     gpu_engine.set_depth(0)
     reference = [completion.token_ids for completion in gpu_engine.complete_all(PROMPTS)]
