@@ -46,9 +46,9 @@ async def _ask(rig: GatewayRig, **fields: Any) -> Reply:
 
 
 def _prefer_prefill(rig: GatewayRig) -> None:
-    decode = next(engine for engine in rig.gateway.fleet.engines if engine.kind == "decode")
-    for _ in range(20):
-        rig.gateway.router.costs.learn_prefill(decode, 1000.0, 1000, 0)
+    for engine in rig.gateway.fleet.engines:
+        for _ in range(20):
+            rig.gateway.router.costs.learn_prefill(engine, 0.1 if engine.kind == "prefill" else 1000.0, 1000, 0)
 
 
 def _decoding(rig: GatewayRig) -> list[FakeEngine]:
