@@ -278,5 +278,5 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _directories(path: Path) -> list[os.DirEntry[str]]:
-    return [entry for entry in _entries(path) if entry.is_dir()]
+def _directories(path: Path) -> list[Path]:
+    return [Path(entry.path) for entry in _entries(path) if entry.is_dir()]

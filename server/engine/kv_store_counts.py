@@ -6,11 +6,11 @@ import threading
 from collections import Counter
 
 SAVED, LOADED, EVICTED = "saved", "loaded", "evicted"
-LOST, CORRUPT, STALE = "lost", "corrupt", "stale"
-"""Promised, but gone; not the bytes that were written; of weights that are no longer in force. Computed anew each time."""
+LOST, CORRUPT, STALE, LATE = "lost", "corrupt", "stale", "late"
+"""Promised, but gone; not the bytes that were written; of weights no longer in force; not there in time. Computed anew each time."""
 QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED = "dropped_queue_full", "dropped_store_full", "dropped_disk_error", "dropped_mixed"
 """Not saved: the disk is slower than the engine; all that is stored is held; the disk refuses; computed under several weights."""
-EVENTS = (SAVED, LOADED, EVICTED, LOST, CORRUPT, STALE, QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED)
+EVENTS = (SAVED, LOADED, EVICTED, LOST, CORRUPT, STALE, LATE, QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED)
 BYTES = ("saved_bytes", "loaded_bytes")
 
 

@@ -18,7 +18,7 @@ class KvStoreStats(KVConnectorStats):
     """Counts of one step, on their way from a worker to the API server."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         self.data = dict(Counter(self.data) + Counter(other.data))

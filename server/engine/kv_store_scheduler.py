@@ -91,7 +91,8 @@ class StoreScheduler:
         tracked = self._requests.get(request.request_id)
         if tracked is None or num_external_tokens == 0:
             return
-        blocks = [tracked.block(position, block_ids[position]) for position in tracked.promised]
+        taken = tracked.promised[: num_external_tokens // self._layout.block_size_tokens]
+        blocks = [tracked.block(position, block_ids[position]) for position in taken]
         self._loads.append(LoadOrder(request.request_id, tracked.tenant, blocks))
         tracked.had_load = tracked.is_loading = True
 

@@ -6,6 +6,7 @@ the steps. No block is kept under a target version that did not compute all of i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -13,15 +14,17 @@ import torch
 
 from server.engine.capture import HostRows
 from server.engine.kv_store_blocks import LayerTensors
-from server.engine.kv_store_counts import LOADED, MIXED, STALE, StoreCounts
+from server.engine.kv_store_counts import LATE, LOADED, MIXED, STALE, StoreCounts
 from server.engine.kv_store_layout import KvStoreLayout
-from server.engine.kv_store_orders import BlockOrder, SaveOrder, StepOrders
+from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders
 from server.engine.kv_store_reader import KvReader, Loaded
 from server.engine.kv_store_writer import KvWriter
 from wire.errors import ConfigError
 from wire.kv_files import KvBlockHeader, KvDirectory
 from wire.spec import SCHEMA_VERSION
 
+LOAD_TIMEOUT_S = 10.0
+"""A prefix that the disk has not supplied by then is computed instead."""
 _UNKNOWN = -1
 
 
@@ -48,6 +51,8 @@ class StoreWorker:
         self._target_version = target_version
         self._versions = [_UNKNOWN] * num_blocks
         """Target version that computed each block of the cache, as of its first token."""
+        self._loading: dict[str, tuple[LoadOrder, float]] = {}
+        """By request: what it waits for, and until when."""
         self._sent_ids: set[str] = set()
         self._failed_block_ids: set[int] = set()
         self.counts = StoreCounts()
@@ -62,6 +67,7 @@ class StoreWorker:
         for block_id in orders.begun_block_ids:
             self._versions[block_id] = version
         for load in orders.loads:
+            self._loading[load.request_id] = (load, time.monotonic() + LOAD_TIMEOUT_S)
             self._reader.load(load, [self._header(block, load.tenant, version) for block in load.blocks])
         self._sent_ids.update(orders.finished_ids)
 
@@ -71,8 +77,16 @@ class StoreWorker:
         return sent
 
     def take_received(self) -> set[str]:
-        """Requests whose loads ended; what is missing is in `take_failed`."""
-        return {self._fill(loaded) for loaded in self._reader.done()}
+        """Requests whose loads ended, or took too long; what is missing is in `take_failed`."""
+        ended = [loaded for loaded in self._reader.done() if self._loading.pop(loaded.order.request_id, None)]
+        received = {self._fill(loaded) for loaded in ended}
+        now_s = time.monotonic()
+        for order in [order for order, until_s in self._loading.values() if until_s < now_s]:
+            del self._loading[order.request_id]
+            self.counts.add(LATE, len(order.blocks))
+            self._failed_block_ids.update(block.block_id for block in order.blocks)
+            received.add(order.request_id)
+        return received
 
     def take_failed(self) -> set[int]:
         failed, self._failed_block_ids = self._failed_block_ids, set()

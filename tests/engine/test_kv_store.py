@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import tiny
 from conftest import make_drafts
 from live_engine import Completion, LiveEngine, start_engine
 
+from launch import host
+from launch.config import PoolSettings, SystemConfig
+from launch.engine_command import kv_transfer_config, kv_transfer_env
 from wire.kv_blocks import prompt_chain
 from wire.kv_files import KvDirectory
 
@@ -25,23 +31,44 @@ HITS = "vllm:external_prefix_cache_hits_total"
 MAX_BYTES = 1 << 30
 
 
-def options_with_store(store_dir: Path) -> list[str]:
-    config = {
+def store_config(store_dir: Path) -> dict[str, Any]:
+    return {
         "kv_connector": "PacelineKvStore",
         "kv_connector_module_path": "server.engine.kv_store_connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"directory": str(store_dir), "max_bytes": MAX_BYTES},
     }
-    return ["--max-num-seqs", "8", "--kv-transfer-config", json.dumps(config)]
+
+
+def beside_nixl(nixl: dict[str, Any], store: dict[str, Any]) -> dict[str, Any]:
+    """Pulls come first, then the store."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": nixl["kv_role"],
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [nixl, store]},
+    }
 
 
 @contextmanager
-def engine_with_store(target_dir: Path, state_dir: Path, engine_id: str) -> Iterator[LiveEngine]:
-    worker = "store_worker.StoreCpuWorker"
-    options = options_with_store(state_dir / "kv")
+def engine_with_store(
+    target_dir: Path, state_dir: Path, engine_id: str, *, core: int, pool: PoolSettings | None = None
+) -> Iterator[LiveEngine]:
+    """In a pool the engine has NIXL besides."""
+    config, variables = store_config(state_dir / "kv"), {}
+    if pool is not None:
+        facts = host.gather()
+        config, variables = beside_nixl(kv_transfer_config(pool, facts), config), kv_transfer_env(pool, facts)
     with start_engine(
-        target_dir, state_dir, tiny.DRAFT_VOCAB, options=options, worker_cls=worker, engine_id=engine_id
+        target_dir,
+        state_dir,
+        tiny.DRAFT_VOCAB,
+        options=["--max-num-seqs", "8", "--kv-transfer-config", json.dumps(config)],
+        worker_cls="store_worker.StoreCpuWorker",
+        engine_id=engine_id,
+        core=core,
+        variables=variables,
     ) as engine:
         yield engine
 
@@ -61,7 +88,7 @@ class Conversation:
         self.salt = salt
         self.num_stored_blocks = (len(first.ids) - 1) // BLOCK_TOKENS  # the last token was never computed
         self.prompt = first.ids + engine.complete(NEXT_TURN, max_tokens=1).prompt_ids
-        self.reference = engine.complete(self.prompt, cache_salt=f"{salt}-reference", max_tokens=64).token_ids
+        self.reference = engine.complete(self.prompt, cache_salt=f"{salt}-reference", max_tokens=64)
 
     def block_files(self, state_dir: Path) -> list[Path]:
         directory = KvDirectory(state_dir / "kv")
@@ -70,10 +97,17 @@ class Conversation:
         return [directory.block_path(realm, name.hex(), 0) for name in names]
 
 
+class Engines(NamedTuple):
+    """Two that share the directory, started after the one that filled it has ended."""
+
+    alone: LiveEngine
+    beside_nixl: LiveEngine
+
+
 @pytest.fixture(scope="module")
 def conversations(tiny_target: Path, state_dir: Path) -> dict[str, Conversation]:
     """By salt; the engine that computed them is gone."""
-    with engine_with_store(tiny_target, state_dir, "store-0") as engine:
+    with engine_with_store(tiny_target, state_dir, "store-0", core=min(os.sched_getaffinity(0))) as engine:
         conversations = {salt: Conversation(engine, salt) for salt in CONVERSATIONS}
     for conversation in conversations.values():
         assert all(path.exists() for path in conversation.block_files(state_dir))
@@ -81,9 +115,16 @@ def conversations(tiny_target: Path, state_dir: Path) -> dict[str, Conversation]
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_target: Path, state_dir: Path, conversations: dict[str, Conversation]) -> Iterator[LiveEngine]:
-    with engine_with_store(tiny_target, state_dir, "store-1") as engine:
-        yield engine
+def engines(tiny_target: Path, state_dir: Path, conversations: dict[str, Conversation]) -> Iterator[Engines]:
+    pools = "pool=[{id='prefill-0', kind='prefill', port=0}, {id='decode-0', kind='decode', port=0}]"
+    config = host.with_ports(SystemConfig.load([], [pools, "gateway.port=0", "gateway.admin_port=0"]))
+    cores = sorted(os.sched_getaffinity(0))
+
+    def start(engine_id: str, pool: PoolSettings | None, core: int) -> LiveEngine:
+        return stack.enter_context(engine_with_store(tiny_target, state_dir, engine_id, core=core, pool=pool))
+
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+        yield Engines(*threads.map(start, ("store-1", "store-2"), (None, config.pool[1]), (cores[0], cores[-1])))
 
 
 def count(engine: LiveEngine, event: str) -> float:
@@ -97,6 +138,11 @@ def count(engine: LiveEngine, event: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
+def accepted(completion: Completion) -> list[int]:
+    """Proposals accepted, by verify step."""
+    return list(completion.metrics["speculative_decoding"]["per_step_accepted"])
+
+
 def follow_up(engine: LiveEngine, conversation: Conversation, **options: object) -> tuple[Completion, float]:
     """The answer, and how many prompt tokens came out of the store."""
     hits = engine.metric(HITS)
@@ -104,30 +150,35 @@ def follow_up(engine: LiveEngine, conversation: Conversation, **options: object)
     return completion, engine.metric(HITS) - hits
 
 
+@pytest.mark.parametrize("kind", ["alone", "beside_nixl"])
 def test_a_follow_up_turn_after_a_restart_is_not_prefilled_again(
-    engine: LiveEngine, conversations: dict[str, Conversation]
+    engines: Engines, conversations: dict[str, Conversation], kind: str
 ) -> None:
+    engine: LiveEngine = getattr(engines, kind)
     kept = conversations["kept"]
     assert kept.num_stored_blocks >= 4
     completion, num_hits = follow_up(engine, kept)
     # A speculating engine computes the last matching block again, from its own prefix cache as well.
     assert num_hits == (kept.num_stored_blocks - 1) * BLOCK_TOKENS
-    assert completion.token_ids == kept.reference
+    assert completion.token_ids == kept.reference.token_ids
+    assert accepted(completion) == accepted(kept.reference)  # the draft's KV came along
     assert count(engine, "loaded") == kept.num_stored_blocks - 1
 
 
-def test_another_salt_and_another_tenant_get_nothing(engine: LiveEngine, conversations: dict[str, Conversation]) -> None:
+def test_another_salt_and_another_tenant_get_nothing(engines: Engines, conversations: dict[str, Conversation]) -> None:
+    engine = engines.alone
     kept = conversations["kept"]
     completion, num_hits = follow_up(engine, kept, cache_salt="another")
-    assert (completion.token_ids, num_hits) == (kept.reference, 0)
+    assert (completion.token_ids, num_hits) == (kept.reference.token_ids, 0)
     completion, num_hits = follow_up(engine, conversations["lost"], vllm_xargs={"paceline_tenant": "another"})
-    assert (completion.token_ids, num_hits) == (conversations["lost"].reference, 0)
+    assert (completion.token_ids, num_hits) == (conversations["lost"].reference.token_ids, 0)
 
 
 @pytest.mark.parametrize("fault", ["altered", "truncated", "lost"])
 def test_a_damaged_block_costs_time_and_no_token(
-    engine: LiveEngine, conversations: dict[str, Conversation], state_dir: Path, fault: str
+    engines: Engines, conversations: dict[str, Conversation], state_dir: Path, fault: str
 ) -> None:
+    engine = engines.beside_nixl
     damaged = conversations[fault]
     path = damaged.block_files(state_dir)[1]
     data = path.read_bytes()
@@ -140,15 +191,16 @@ def test_a_damaged_block_costs_time_and_no_token(
         path.unlink()
     corrupt = count(engine, "corrupt")
     completion, _ = follow_up(engine, damaged)
-    assert completion.token_ids == damaged.reference
+    assert completion.token_ids == damaged.reference.token_ids
     assert count(engine, "corrupt") - corrupt == (fault != "lost")
     assert path.read_bytes() == data  # computed anew and stored again
 
 
 def test_kv_of_another_target_is_never_used(
-    engine: LiveEngine, conversations: dict[str, Conversation], state_dir: Path, tmp_path: Path
+    engines: Engines, conversations: dict[str, Conversation], state_dir: Path, tmp_path: Path
 ) -> None:
     """Neither that of an older version after an update, nor under the new version what the old one computed."""
+    engine = engines.alone
     updated = conversations["updated"]
     other_dir = tiny.make_target(tmp_path / "other", seed=1)
     engine.complete(updated.prompt, cache_salt="straddling", max_tokens=1)
@@ -156,7 +208,7 @@ def test_kv_of_another_target_is_never_used(
     assert answer["version"] == 1
     fresh = engine.complete(updated.prompt, cache_salt="fresh", max_tokens=64)
     completion, _ = follow_up(engine, updated)
-    assert completion.token_ids == fresh.token_ids != updated.reference
+    assert completion.token_ids == fresh.token_ids != updated.reference.token_ids
     engine.complete([*updated.prompt, *completion.token_ids], cache_salt="straddling", max_tokens=64)
     mixed = count(engine, "dropped_mixed")
     assert mixed > 0
