@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import tiny
+import torch
 import zmq
 from conftest import make_drafts
 from live_engine import Completion, LiveEngine, start_engine
@@ -81,6 +82,7 @@ def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             state_dir,
             tiny.DRAFT_VOCAB,
             options=as_flags(options),
+            worker_cls="probe_worker.ProbeCpuWorker",
             engine_id=pool.id,
             core=core,
             variables=kv_transfer_env(pool, facts),
@@ -95,28 +97,23 @@ def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Pair(prefill, decode, events, replay_endpoints)
 
 
-def proposals(pair: Pair, completion: Completion) -> list[list[int]]:
-    """What the decode engine's draft proposed, step by step."""
-    pair.decode.settle()
-    spans = (span for _, span in pair.decode.spans_of(completion))
-    return [span.token_ids[-span.num_proposed :] for span in spans if span.num_proposed]
-
-
-def acceptance_length(pair: Pair, completions: list[Completion]) -> float:
-    pair.decode.settle()
-    accepted = [
-        span.num_accepted
-        for completion in completions
-        for _, span in pair.decode.spans_of(completion)
-        if span.num_proposed
-    ]  # fmt: skip
+def acceptance_length(completions: list[Completion]) -> float:
+    """Tokens emitted per verify step, as vLLM counts them."""
+    accepted = [count for each in completions for count in each.metrics["speculative_decoding"]["per_step_accepted"]]
     return 1 + sum(accepted) / len(accepted)
 
 
-def test_pulled_kv_gives_the_text_that_computed_kv_gives(pair: Pair) -> None:
-    local = [pair.decode.complete(prompt, cache_salt="local") for prompt in PROMPTS]
+def draft_logits(pair: Pair) -> torch.Tensor:
+    """Of the decode engine's draft since the last call, one row a forward."""
+    return torch.tensor(pair.decode.rpc("probe_take_draft_logits"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_pulled_kv_gives_the_text_that_computed_kv_gives(pair: Pair, temperature: float) -> None:
+    options = {"temperature": temperature, "seed": 7}
+    local = [pair.decode.complete(prompt, cache_salt=f"local-{temperature}", **options) for prompt in PROMPTS]
     hits, moved_bytes = pair.decode.metric(HITS), pair.decode.metric(BYTES)
-    pulled = [pair.complete(prompt, salt="pulled") for prompt in PROMPTS]
+    pulled = [pair.complete(prompt, salt=f"pulled-{temperature}", **options) for prompt in PROMPTS]
     assert [completion.token_ids for completion in pulled] == [completion.token_ids for completion in local]
     num_tokens = [len(completion.prompt_ids) for completion in pulled]
     assert pair.decode.metric(HITS) - hits == sum(num_tokens)
@@ -138,36 +135,33 @@ def test_engines_tell_the_layout_of_their_kv(pair: Pair) -> None:
 
 
 def test_the_drafts_kv_travels_with_the_targets(pair: Pair) -> None:
-    """The draft proposes token for token what it proposes where it has read the prompt itself."""
-    local = [pair.decode.complete(prompt, cache_salt="draft-local", max_tokens=96) for prompt in PROMPTS]
-    pulled = [pair.complete(prompt, salt="draft-pulled", max_tokens=96) for prompt in PROMPTS]
-    for ours, theirs in zip(pulled, local, strict=True):
-        assert proposals(pair, ours) == proposals(pair, theirs)
-    length = acceptance_length(pair, local)
-    assert length > 1.1
-    assert acceptance_length(pair, pulled) == pytest.approx(length, rel=0.05)
+    """The draft computes what it computes where it has read the prompt itself, and is accepted as often."""
+    options = {"temperature": 1.0, "seed": 3, "max_tokens": 64}
+    draft_logits(pair)
+    local = [pair.decode.complete(prompt, cache_salt="draft-local", **options) for prompt in PROMPTS]
+    local_logits = draft_logits(pair)
+    pulled = [pair.complete(prompt, salt="draft-pulled", **options) for prompt in PROMPTS]
+    torch.testing.assert_close(draft_logits(pair), local_logits, atol=2e-3, rtol=2e-3)
+    length = acceptance_length(local)
+    assert length > 1.2
+    assert acceptance_length(pulled) == pytest.approx(length, rel=0.05)
 
 
-def test_a_swap_between_the_two_legs_changes_proposals_only(pair: Pair) -> None:
-    """The draft reads what its forerunner left of the prompt: speed suffers, the text does not."""
-    reference = pair.decode.complete(PROMPTS[0], cache_salt="swap-reference", max_tokens=96)
+def test_a_swap_between_the_two_legs_changes_the_drafts_work_only(pair: Pair) -> None:
+    """The draft reads what its forerunner left of the prompt: speed may suffer, the text does not."""
+    reference = pair.decode.complete(PROMPTS[0], cache_salt="swap-reference")
     params = pair.prefilled(PROMPTS[0], "swapped")
     pair.swap(1)
     try:
-        swapped = pair.decode.complete(PROMPTS[0], kv_transfer_params=params, cache_salt="swapped", max_tokens=96)
-        settled = pair.complete(PROMPTS[0], salt="swap-settled", max_tokens=96)
+        draft_logits(pair)
+        swapped = pair.decode.complete(PROMPTS[0], kv_transfer_params=params, cache_salt="swapped")
+        swapped_logits = draft_logits(pair)
+        settled = pair.complete(PROMPTS[0], salt="swap-settled")
+        settled_logits = draft_logits(pair)
         assert swapped.token_ids == settled.token_ids == reference.token_ids
-        assert proposals(pair, swapped) != proposals(pair, settled)
+        assert not torch.allclose(swapped_logits[:1], settled_logits[:1], atol=2e-3, rtol=2e-3)
     finally:
         pair.swap(0)
-
-
-def test_sampling_after_a_pull_emits_tokens_of_the_vocabulary(pair: Pair) -> None:
-    """The first step after a pull is the one that could be padded with placeholder drafts."""
-    for index, prompt in enumerate(PROMPTS):
-        completion = pair.complete(prompt, salt=f"sampled-{index}", temperature=1.0, seed=index, max_tokens=48)
-        assert len(completion.token_ids) == 48
-        assert all(0 <= token < tiny.VOCAB for token in completion.token_ids)
 
 
 def test_nixl_leaves_each_engine_on_its_own_core(pair: Pair) -> None:
@@ -194,10 +188,11 @@ def test_an_engine_tells_what_it_caches_and_repeats_it_on_request(pair: Pair) ->
         events = [event for event in decode_events(payload) if isinstance(event, BlockStored)]
         return any(event.token_ids[:BLOCK_TOKENS] == first_block and event.keys()[0] == ["events"] for event in events)
 
-    for engine_id in ("prefill-0", "decode-0"):
-        topic, payload = b"", b""
-        while topic != f"kv@{engine_id}".encode() or not stored(payload):
-            topic, _, payload = pair.events.recv_multipart()
+    waited_for = {b"kv@prefill-0", b"kv@decode-0"}
+    while waited_for:
+        topic, _, payload = pair.events.recv_multipart()
+        if stored(payload):
+            waited_for.discard(topic)
     with pair.events.context.socket(zmq.DEALER) as replay:
         replay.rcvtimeo = 5000
         replay.connect(pair.replay_endpoints["decode-0"])
