@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from server.admission import RETRY_AFTER_S
 from server.fleet import Engine
+from server.relay.sse import ABORTED
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = dict[str, Raw]
@@ -24,8 +25,10 @@ _DEATH_WORDS = (b"EngineCore", b"EngineDead")
 
 
 def tells_of_death(status: int, body: bytes | None) -> bool:
-    """Whether an engine's answer says that its core is gone."""
-    return status >= 500 and body is not None and any(word in body for word in _DEATH_WORDS)
+    """Whether an engine's answer says that its core is gone, or that it was told to stop and gave the answer up."""
+    if body is None:
+        return False
+    return ABORTED in body if status < 500 else any(word in body for word in _DEATH_WORDS)
 
 
 @dataclass(slots=True)

@@ -188,11 +188,11 @@ class Proxy:
     def _is_passed_by(self, answer: Answer, trip: Trip) -> bool:
         """Whether another engine is asked instead of passing this answer on; raises where the engine died with the request."""
         head = answer.head
-        if head.status < 500:
-            return False
         is_dead = tells_of_death(head.status, answer.body)
+        if head.status < 500 and not is_dead:
+            return False
         if is_dead:
-            logger.error("engine %s died: %r", head.engine.id, answer.body)
+            logger.error("engine %s died: %r", head.engine.id, (answer.body or b"")[:500])
             head.engine.doubt()
         may_move = trip.lose(head.engine) if is_dead else True
         if may_move and self._fleet.choose(exclude=trip.excluded() | {head.engine}) is not None:
@@ -226,7 +226,7 @@ class Proxy:
         assert answer.response is not None
         relay = EventRelay()
         engine = answer.head.engine
-        while not relay.error:
+        while not relay.has_failed:
             try:
                 data = await answer.response.content.readany()
             except CONNECTION_ERRORS as error:
@@ -248,7 +248,7 @@ class Proxy:
             return None
         if not relay.error:
             engine.doubt()
-            return _Loss("the engine ended the stream early")
+            return _Loss("the engine gave the answer up" if relay.is_aborted else "the engine ended the stream early")
         if tells_of_death(500, relay.error):
             engine.doubt()
         return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))

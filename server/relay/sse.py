@@ -1,8 +1,9 @@
 """EventRelay: passes server-sent events on byte for byte, whole events only.
 
 Whole, because an engine that dies in the middle of an event would otherwise leave the client half a JSON document. It knows
-how a stream ends well (`[DONE]`), and that an engine reports its own death as an error event followed by `[DONE]`, which
-a client would take for success: the error is held apart, what follows it is dropped.
+how a stream ends well (`[DONE]`), and that an engine reports its own death as an error event, or its own stop as an answer
+that was aborted, followed by `[DONE]`, which a client would take for success: that event is held apart, what follows it is
+dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import msgspec
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
+ABORTED = b'"finish_reason":"abort"'
+"""How vLLM ends answers that were not complete when it was told to stop. Within a text the quotes would be escaped."""
 MAX_HELD_BYTES = 1 << 20
 """No event of an engine is as long; past it bytes pass as they come."""
 
@@ -32,11 +35,17 @@ class EventRelay:
         """`[DONE]` has passed."""
         self.error = b""
         """The engine's own error event, where it has reported one; nothing passes after it."""
+        self.is_aborted = False
+        """The engine has given the answer up; nothing passes after that either."""
         self._held = b""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.is_aborted or bool(self.error)
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that can be sent now."""
-        if self.error:
+        if self.has_failed:
             return b""
         if self._held:
             data = self._held + data
@@ -48,6 +57,10 @@ class EventRelay:
         if failure >= 0:
             self.error = events[failure:].split(_END, 1)[0] + _END
             return events[:failure]
+        aborted = events.find(ABORTED)
+        if aborted >= 0:
+            self.is_aborted = True
+            return events[: events.rfind(_END, 0, aborted) + len(_END)] if _END in events[:aborted] else b""
         if _find_event(events, _DONE) >= 0:
             self.is_done = True
         return events

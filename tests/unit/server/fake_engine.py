@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,10 @@ class FakeEngine:
         """Where set, the stream waits for it after its first chunk."""
         self.die_after_chunks: int | None = None
         self.deaths: list[tuple[str, int]] = []
-        """One for each next stream, and what shares the list shares them: `break` or `report`, and after how many chunks."""
+        """One for each next stream, and what shares the list shares them: how, and after how many chunks.
+
+        `break`: the connection does. `report`: the core died. `abort`: the engine was told to stop.
+        """
         self.model: FakeModel | None = None
         """Where set, it makes the chunks."""
         self.first_gate: asyncio.Event | None = None
@@ -232,7 +236,9 @@ class FakeEngine:
             request.transport.abort()
             return web.Response()
         if self.answer is not None:
-            return web.json_response(self.answer[1], status=self.answer[0])
+            # As vLLM writes it: without spaces.
+            text = json.dumps(self.answer[1], separators=(",", ":"))
+            return web.json_response(text=text, status=self.answer[0])
         params = body.get("kv_transfer_params") or {}
         if body.get("model") not in (None, "fake"):
             self._pull(params)
@@ -283,6 +289,9 @@ class FakeEngine:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+            if index == death and how == "abort":
+                await response.write(_aborted(chunk) + b"data: [DONE]\n\n")
+                break
             if index == death:
                 await response.write(DEATH + b"data: [DONE]\n\n")
                 break
@@ -338,6 +347,10 @@ class FakeEngine:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             raise web.HTTPUnauthorized(text=json.dumps({"error": {"message": "bad token", "code": "unauthorized"}}))
         self.calls.append(call)
+
+
+def _aborted(chunk: bytes) -> bytes:
+    return re.sub(rb'"finish_reason":(null|"stop")', b'"finish_reason":"abort"', chunk)
 
 
 def _error(status: int, message: str, code: str) -> web.Response:

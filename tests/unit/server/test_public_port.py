@@ -300,6 +300,27 @@ def test_engine_error_event_is_not_followed_by_done(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_answer_a_stopping_engine_gave_up_is_not_passed_for_a_whole_one(tmp_path: Path) -> None:
+    aborted = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n'
+
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.engine.chunks = [*events(2, done=False), aborted, b"data: [DONE]\n\n"]
+            assert len(await _broken_stream(rig)) == 2
+            rig.engine.chunks = [b"".join(rig.engine.chunks)]
+            assert len(await _broken_stream(rig)) == 2
+            rig.engine.answer = (200, {"id": "cmpl-1", "choices": [{"text": "half", "finish_reason": "abort"}]})
+            reply = await rig.complete()
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "engine_error", "1")
+            rig.engine.answer = (
+                200,
+                {"id": "cmpl-1", "choices": [{"text": '"finish_reason":"abort"', "finish_reason": "stop"}]},
+            )
+            assert (await rig.complete()).status == 200
+
+    run(scenario())
+
+
 def _count(engines: list[FakeEngine]) -> list[int]:
     return [len(engine.bodies) for engine in engines]
 

@@ -96,7 +96,7 @@ def test_unbroken_stream_is_what_an_engine_sends_by_itself(tmp_path: Path, path:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("how", ["break", "report"])
+@pytest.mark.parametrize("how", ["break", "report", "abort"])
 def test_stream_survives_its_engine_wherever_it_dies(tmp_path: Path, path: str, how: str) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
