@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -14,7 +15,8 @@ from wire.control import ActivateRequest, LearnerOrders, LearnerReport
 
 TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
 _REPORT_TIMEOUT_S = 5.0
-_NETWORK_ERRORS = (urllib.error.URLError, OSError, ValueError)
+_NETWORK_ERRORS = (urllib.error.URLError, OSError, ValueError, http.client.HTTPException)
+"""HTTPException: an answer that breaks off, or is none of HTTP; it is no OSError."""
 
 
 @dataclass(frozen=True)
@@ -70,5 +72,5 @@ def _refusal(error: urllib.error.HTTPError) -> Answer:
         parsed = json.loads(error.read())
         details = parsed["error"]
         return Answer(str(details.get("code") or error.code), str(details.get("message") or error.reason))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (*_NETWORK_ERRORS, KeyError, TypeError, AttributeError):
         return Answer(str(error.code), str(error.reason))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from learner.admin import AdminClient
 from wire.control import LearnerOrders, LearnerReport
+
+log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
 
@@ -39,8 +42,15 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            orders = self._client.report(self._make_report())
-            self._is_connected = orders is not None
-            if orders is not None:
-                self._orders = orders
+            try:
+                self._report_once()
+            except Exception:  # outermost loop of a thread; a learner that reports no more looks dead
+                self._is_connected = False
+                log.exception("a report failed, the next one is due in %.0f s", _INTERVAL_S)
             self._closing.wait(_INTERVAL_S)
+
+    def _report_once(self) -> None:
+        orders = self._client.report(self._make_report())
+        self._is_connected = orders is not None
+        if orders is not None:
+            self._orders = orders
