@@ -61,8 +61,11 @@ def publish_draft(
 
 
 def write_draft_files(directory: Path, draft: Draft) -> None:
-    """model.safetensors and config.json, flushed to disk; the manifest is the caller's."""
-    save_file(draft_tensors(draft), directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    """model.safetensors and config.json, flushed to disk; the manifest is the caller's. Raises OSError on a full disk."""
+    try:
+        save_file(draft_tensors(draft), directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"cannot write {WEIGHTS_FILE}: {error}") from error
     (directory / CONFIG_FILE).write_text(json.dumps(vllm_config(draft.core.geometry), indent=2) + "\n")
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         handle = os.open(directory / name, os.O_RDONLY)
