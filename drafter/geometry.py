@@ -13,7 +13,7 @@ from wire.errors import ArtifactError, ConfigError
 from wire.spec import CaptureSpec
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-_ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
+_ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps")
 
 
@@ -61,6 +61,12 @@ def geometry_for_target(target_config: Mapping[str, Any], spec: CaptureSpec) -> 
             f"the target has hidden size {hidden_size} and vocabulary {target_config['vocab_size']}, the capture spec says "
             f"{spec.hidden_size} and {spec.vocab_size}; resolve the spec anew"
         )
+    share = _rotary_share(target_config)
+    if share != 1.0:
+        raise ConfigError(
+            f"the target rotates a share of {share:g} of each head (partial_rotary_factor), a draft here rotates all of it; "
+            "use a target without partial_rotary_factor"
+        )
     return _geometry(target_config, spec)
 
 
@@ -80,6 +86,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         "vocab_size": int(config["vocab_size"]),
         "draft_vocab_size": int(config.get("draft_vocab_size") or config["vocab_size"]),
         "aux_layer_ids": tuple(int(layer) for layer in aux),
+        "partial_rotary_factor": _rotary_share(config),
     }
     wanted = {
         "hidden_size": spec.hidden_size,
@@ -87,6 +94,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         "vocab_size": spec.vocab_size,
         "draft_vocab_size": spec.draft_vocab_size,
         "aux_layer_ids": tuple(spec.aux_layer_ids),
+        "partial_rotary_factor": 1.0,
     }
     wrong = [f"{key} is {found[key]}, this system needs {wanted[key]}" for key in wanted if found[key] != wanted[key]]
     if wrong:
@@ -122,6 +130,13 @@ def _geometry(config: Mapping[str, Any], spec: CaptureSpec, **variants: bool) ->
         rope={key: config[key] for key in _ROPE_KEYS if config.get(key) is not None},
         **variants,
     )
+
+
+def _rotary_share(config: Mapping[str, Any]) -> float:
+    """The share of each head that rotary embedding turns, wherever a config.json of any age puts it; 1.0 where it says none."""
+    places = (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {})
+    found = [place["partial_rotary_factor"] for place in places if place.get("partial_rotary_factor") is not None]
+    return float(found[0]) if found else 1.0
 
 
 def vllm_config(geometry: DraftGeometry) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def test_import_keeps_the_checkpoints_own_head(store, target_dir, spec, target, 
         ({"draft_vocab_size": 31}, {}, "draft_vocab_size is 31, this system needs 32"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, {}, "aux_layer_ids"),
         ({"num_hidden_layers": 2}, {}, "2 layers"),
+        ({"partial_rotary_factor": 0.25}, {}, "partial_rotary_factor is 0.25"),
         ({}, {"fc.weight": torch.zeros(16, 47)}, "fc.weight has shape"),
         ({}, {"norm.weight": torch.full((16,), float("nan"))}, "norm.weight is not all finite"),
         ({}, {"extra.weight": torch.zeros(1)}, "extra.weight is unknown"),
@@ -130,6 +131,21 @@ def test_import_of_nothing_is_refused(store, target_dir, spec, tmp_path):
 def test_a_target_that_is_no_decoder_is_refused(target_dir, spec):
     with pytest.raises(ConfigError, match="lacks intermediate_size"):
         geometry_for_target({**read_model_config(target_dir), "intermediate_size": None}, spec)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {"rope_scaling": {"rope_type": "llama3", "partial_rotary_factor": 0.5}},
+    ],
+)
+def test_a_target_that_rotates_a_part_of_each_head_is_refused(target_dir, spec, config):
+    with pytest.raises(ConfigError, match=r"share of 0\.5"):
+        geometry_for_target({**read_model_config(target_dir), **config}, spec)
+    whole = {**read_model_config(target_dir), "partial_rotary_factor": 1.0}
+    assert geometry_for_target(whole, spec) == geometry_for_target(read_model_config(target_dir), spec)
 
 
 def test_tied_target_lends_its_embedding_as_head(target_dir):
