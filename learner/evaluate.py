@@ -5,7 +5,8 @@ Shape letters: A anchors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,19 +18,16 @@ from drafter.head import Head
 from drafter.target import TargetParts
 from learner.request import CapturedRequest
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Score:
     """One request under one draft: summed expected tokens per verify step over `num_anchors` judged anchors."""
 
     key: str
-    group: str
     total_length: float
     num_anchors: int
-
-    @property
-    def mean_length(self) -> float:
-        return self.total_length / self.num_anchors
 
 
 class Evaluator:
@@ -42,6 +40,7 @@ class Evaluator:
         self._max_context_rows = max_context_rows
         self._embedding_VD = target.embedding_VD.to(dtype)
         self._head_VD = target.head_VD.to(dtype)
+        self._unscorable: dict[str, CapturedRequest] = {}
         self._known: dict[tuple[int, str], Score | None] = {}
         self._log_totals: dict[str, Tensor] = {}
 
@@ -54,10 +53,16 @@ class Evaluator:
             if known is not None and known in self._known:
                 found[request.key] = self._known[known]
                 continue
-            found[request.key] = self._score(draft, head, request)
+            found[request.key] = self._try_score(draft, head, request)
             if known is not None:
                 self._known[known] = found[request.key]
         return {key: score for key, score in found.items() if score is not None}
+
+    def take_unscorable(self) -> list[CapturedRequest]:
+        """Requests whose scoring failed since the last call; whoever owns them takes them out."""
+        taken = list(self._unscorable.values())
+        self._unscorable.clear()
+        return taken
 
     def keep_only(self, versions: Sequence[int], keys: Sequence[str]) -> None:
         """Forget scores of other versions and of requests that are held out no longer."""
@@ -72,6 +77,17 @@ class Evaluator:
         if request.key not in self._log_totals:
             self._log_totals[request.key] = log_totals(request.rows.hidden_TD, self._head_VD, request.rows.temperature)
         return self._log_totals[request.key]
+
+    def _try_score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
+        """None where the request cannot be computed: rows come from outside, and one of them must not end all learning."""
+        if request.key in self._unscorable:
+            return None
+        try:
+            return self._score(draft, head, request)
+        except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+            log.warning("cannot score request %s: %s: %s", request.key, type(error).__name__, error)
+            self._unscorable[request.key] = request
+            return None
 
     def _score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
         result = simulate(
@@ -88,11 +104,11 @@ class Evaluator:
         if result is None or not bool(result.valid_A.any()):
             return None
         lengths_A = result.length_A[result.valid_A]
-        return Score(request.key, request.group, float(lengths_A.sum()), lengths_A.numel())
+        return Score(request.key, float(lengths_A.sum()), lengths_A.numel())
 
 
-def simulated_al(scores: Sequence[Score]) -> float:
-    """AL over all judged anchors; 1.0, that of no draft, without one (JSON has no nan)."""
+def simulated_al(scores: Collection[Score]) -> float:
+    """Mean length over all judged anchors, wherever a verify step would start; 1.0, that of no draft, without one."""
     anchors = sum(score.num_anchors for score in scores)
     return sum(score.total_length for score in scores) / anchors if anchors else 1.0
 

@@ -5,7 +5,7 @@ Both drafts are scored on the same requests, so the bootstrap is paired: it resa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,23 @@ class Gain:
     num_requests: int
 
 
+_NO_GAIN = Gain(0.0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True)
+class AnchorScores:
+    """Anchors of one domain under both drafts, by request key."""
+
+    domain: str
+    candidate: Mapping[str, Score]
+    incumbent: Mapping[str, Score]
+
+    @property
+    def keys(self) -> Set[str]:
+        """Requests scored under both."""
+        return self.candidate.keys() & self.incumbent.keys()
+
+
 def paired_gain(
     candidate: Mapping[str, Score], incumbent: Mapping[str, Score], *, confidence: float, num_resamples: int, seed: int = 0
 ) -> Gain:
@@ -41,57 +58,57 @@ def paired_gain(
 
 
 def decide(
-    candidate: Sequence[Score],
-    incumbent: Sequence[Score],
-    candidate_anchors: Sequence[Score],
-    incumbent_anchors: Sequence[Score],
+    candidate: Mapping[str, Score],
+    incumbent: Mapping[str, Score],
+    anchors: Sequence[AnchorScores],
     settings: GateSettings,
 ) -> GateReport:
-    """The verdict on recent held-out requests, guarded by the anchors of every domain."""
-    gain = paired_gain(
-        {score.key: score for score in candidate},
-        {score.key: score for score in incumbent},
-        confidence=settings.confidence,
-        num_resamples=settings.num_resamples,
-    )
-    worst_domain, worst_change = worst_anchor(candidate_anchors, incumbent_anchors)
-    accepted, reason = _verdict(gain, worst_domain, worst_change, settings)
+    """The verdict on recent held-out requests, guarded by the anchors of every domain. Scores are by request key."""
+    gain = paired_gain(candidate, incumbent, confidence=settings.confidence, num_resamples=settings.num_resamples)
+    worst_domain, worst = worst_anchor(anchors, settings)
+    accepted, reason = _verdict(gain, worst_domain, worst, settings)
     return GateReport(
         accepted=accepted,
         reason=reason,
-        candidate_al=simulated_al(candidate),
-        incumbent_al=simulated_al(incumbent),
+        candidate_al=simulated_al(candidate.values()),
+        incumbent_al=simulated_al(incumbent.values()),
         gain_low=gain.low,
         gain_high=gain.high,
         num_requests=gain.num_requests,
         worst_anchor_domain=worst_domain,
-        worst_anchor_change=worst_change,
+        worst_anchor_change=worst.mean,
     )
 
 
-def worst_anchor(candidate: Sequence[Score], incumbent: Sequence[Score]) -> tuple[str | None, float]:
-    """The domain whose anchors lose most (or gain least), and by how much simulated AL; (None, 0.0) without anchors."""
-    changes = {}
-    for group in sorted({score.group for score in incumbent}):
-        after = simulated_al([score for score in candidate if score.group == group])
-        before = simulated_al([score for score in incumbent if score.group == group])
-        changes[group] = after - before
-    if not changes:
-        return None, 0.0
-    worst = min(changes, key=lambda group: changes[group])
-    return worst, changes[worst]
+def worst_anchor(anchors: Sequence[AnchorScores], settings: GateSettings) -> tuple[str | None, Gain]:
+    """The domain that loses most, certain losses first, and its change; (None, no change) where none can be judged.
+
+    Any one of many domains may seem to lose by chance, so they share the chance of one false veto.
+    """
+    judged = [scores for scores in anchors if len(scores.keys) >= settings.min_holdout_requests]
+    gains = {
+        scores.domain: paired_gain(
+            scores.candidate,
+            scores.incumbent,
+            confidence=1 - (1 - settings.confidence) / len(judged),
+            num_resamples=settings.num_resamples,
+        )
+        for scores in judged
+    }
+    worst = min(gains, key=lambda domain: (gains[domain].high >= 0, gains[domain].mean), default=None)
+    return (None, _NO_GAIN) if worst is None else (worst, gains[worst])
 
 
-def _verdict(gain: Gain, worst_domain: str | None, worst_change: float, settings: GateSettings) -> tuple[bool, str]:
+def _verdict(gain: Gain, worst_domain: str | None, worst: Gain, settings: GateSettings) -> tuple[bool, str]:
     if gain.num_requests < settings.min_holdout_requests:
         return False, f"only {gain.num_requests} held-out requests, {settings.min_holdout_requests} are needed"
     if not gain.low > 0:
         return False, f"gain of {gain.mean:+.3f} AL is not significant (lower bound {gain.low:+.3f})"
     if gain.mean < settings.min_gain:
         return False, f"gain of {gain.mean:+.3f} AL is below the {settings.min_gain} that pays for a swap"
-    if worst_change < -settings.max_anchor_drop:
+    if worst.high < 0 and worst.mean < -settings.max_anchor_drop:
         return (
             False,
-            f"anchors of {worst_domain} would lose {-worst_change:.3f} AL, {settings.max_anchor_drop} is the most allowed",
+            f"anchors of {worst_domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed",
         )
     return True, f"gain of {gain.mean:+.3f} AL on {gain.num_requests} held-out requests (lower bound {gain.low:+.3f})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from drafter.artifact import load_draft, publish_draft
@@ -17,7 +17,7 @@ from drafter.target import TargetParts
 from learner.admin import AdminClient
 from learner.config import GateSettings
 from learner.evaluate import Evaluator, Score
-from learner.gate import decide, paired_gain
+from learner.gate import AnchorScores, decide, paired_gain
 from learner.replay import Replay
 from learner.request import CapturedRequest
 from wire.artifact import GateReport, TrainingReport
@@ -67,12 +67,16 @@ class Publisher:
         incumbent = self._published(active_version)
         if incumbent is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")
-        anchors = self._anchors(replay)
+        groups = self._anchors(replay)
+        anchors = [request for group in groups.values() for request in group]
         before = self._evaluator.scores(incumbent, recent, active_version)
         before_anchors = self._evaluator.scores(incumbent, anchors, active_version)
         after = self._evaluator.scores(candidate, recent)
         after_anchors = self._evaluator.scores(candidate, anchors)
-        report = decide(_list(after), _list(before), _list(after_anchors), _list(before_anchors), self._settings)
+        anchor_scores = [
+            AnchorScores(name, _of(group, after_anchors), _of(group, before_anchors)) for name, group in groups.items()
+        ]
+        report = decide(after, before, anchor_scores, self._settings)
         self.last_gate = report
         self.simulated_al = report.incumbent_al
         self.decisions["accepted" if report.accepted else "rejected"] += 1
@@ -81,8 +85,12 @@ class Publisher:
         if report.accepted:
             return self._publish(candidate, training, report, active_version)
         if floor is not None and floor != active_version and self._floor_wins(floor, before, recent):
-            return self._activate(floor, active_version, force=True, outcome="floor")
+            return self._return_to_floor(floor, active_version)
         return self._conclude("rejected", report.reason)
+
+    def take_unscorable(self) -> list[CapturedRequest]:
+        """Requests the last evaluations failed with."""
+        return self._evaluator.take_unscorable()
 
     def _publish(self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int) -> str:
         try:
@@ -95,9 +103,15 @@ class Publisher:
         outcome = self._activate(version, active_version, force=False, outcome="accepted")
         if outcome == "accepted":
             self.last_activated = version
-            self._drafts[version] = candidate
+            self._keep_loaded(version, candidate)
             self.simulated_al = report.candidate_al
         self._prune()
+        return outcome
+
+    def _return_to_floor(self, floor: int, active_version: int) -> str:
+        outcome = self._activate(floor, active_version, force=True, outcome="floor")
+        if outcome == "floor":
+            self.last_activated = None  # its going was asked for here: nobody rolled it back
         return outcome
 
     def _activate(self, version: int, expected_active: int, *, force: bool, outcome: str) -> str:
@@ -125,17 +139,20 @@ class Publisher:
         """A published draft, loaded once; None (logged) where it cannot be used."""
         if version not in self._drafts:
             try:
-                self._drafts[version] = load_draft(self._store, version, self._spec, self._target)
+                self._keep_loaded(version, load_draft(self._store, version, self._spec, self._target))
             except (ArtifactError, WireError, OSError) as error:
                 log.warning("cannot score draft %d: %s", version, error)
                 return None
-            keep = {version, self._store.floor()}
-            self._drafts = {known: draft for known, draft in self._drafts.items() if known in keep}
         return self._drafts[version]
 
-    def _anchors(self, replay: Replay) -> list[CapturedRequest]:
+    def _keep_loaded(self, version: int, draft: Draft) -> None:
+        """Hold a published draft in memory, and beside it only the active one and the floor: each is a whole draft."""
+        keep = {self._store.active(), self._store.floor()}
+        self._drafts = {known: held for known, held in self._drafts.items() if known in keep} | {version: draft}
+
+    def _anchors(self, replay: Replay) -> dict[str, list[CapturedRequest]]:
         limit = self._settings.max_anchors_per_domain
-        return [request for group in replay.anchors.groups().values() for request in group[:limit]]
+        return {name: requests[:limit] for name, requests in replay.anchors.groups().items()}
 
     def _prune(self) -> None:
         try:
@@ -149,5 +166,6 @@ class Publisher:
         return outcome
 
 
-def _list(scores: dict[str, Score]) -> list[Score]:
-    return list(scores.values())
+def _of(requests: Sequence[CapturedRequest], scores: Mapping[str, Score]) -> dict[str, Score]:
+    """The scores of these requests."""
+    return {request.key: scores[request.key] for request in requests if request.key in scores}

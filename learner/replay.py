@@ -7,15 +7,19 @@ All bounds are in completion tokens.
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from learner.config import ReplaySettings
 from learner.request import CapturedRequest, is_held_out
+
+OTHER_GROUP = "other"
 
 
 class TokenWindow:
@@ -51,53 +55,82 @@ class TokenWindow:
                 self.num_tokens -= removed.num_tokens
 
 
-class Reservoir:
-    """A uniform sample of what was offered, for each group, the token budget shared equally by the groups."""
+@dataclass
+class _Group:
+    """A sample of one group. Each request offered draws a priority; the lowest ones stay, so all had the same chance."""
 
-    def __init__(self, max_tokens: int, rng: random.Random) -> None:
+    requests: list[tuple[float, CapturedRequest]] = field(default_factory=list)
+    """By ascending priority."""
+    limit: float = 1.0
+    """The lowest priority that was dropped: from it on nothing enters, however much room there is."""
+    num_tokens: int = 0
+
+    def insert(self, priority: float, request: CapturedRequest) -> None:
+        bisect.insort(self.requests, (priority, request), key=lambda entry: entry[0])
+        self.num_tokens += request.num_tokens
+
+    def drop_last(self) -> CapturedRequest:
+        self.limit, request = self.requests.pop()
+        self.num_tokens -= request.num_tokens
+        return request
+
+    def remove(self, keys: Collection[str]) -> None:
+        self.requests = [(priority, request) for priority, request in self.requests if request.key not in keys]
+        self.num_tokens = sum(request.num_tokens for _, request in self.requests)
+
+
+class Reservoir:
+    """A uniform sample of what was offered, for each group, and never more than `max_tokens` in all.
+
+    The largest group gives way, so groups with much traffic have equal shares and the others keep all they have. Labels come
+    from clients: over `max_groups` of them the rest share the group `other`. A group that lost its last request is forgotten.
+    """
+
+    def __init__(self, max_tokens: int, max_groups: int, rng: random.Random) -> None:
         self.max_tokens = max_tokens
+        self._max_groups = max_groups
         self._rng = rng
-        self._groups: dict[str, list[CapturedRequest]] = {}
-        self._num_offered: dict[str, int] = {}
+        self._groups: dict[str, _Group] = {}
 
     def __iter__(self) -> Iterator[CapturedRequest]:
-        return (request for group in self._groups.values() for request in group)
+        return (request for group in self._groups.values() for _, request in group.requests)
 
     @property
     def num_tokens(self) -> int:
-        return sum(request.num_tokens for request in self)
+        return sum(group.num_tokens for group in self._groups.values())
 
     def groups(self) -> dict[str, list[CapturedRequest]]:
-        return {name: list(requests) for name, requests in self._groups.items()}
+        """What is kept by group; the first ones of a group are a uniform sample too."""
+        return {name: [request for _, request in group.requests] for name, group in self._groups.items()}
 
     def offer(self, request: CapturedRequest) -> list[CapturedRequest]:
         """Keep the request or not; returns what is kept no longer, itself included."""
-        if self.max_tokens <= 0:
+        name, priority = self._group_of(request), self._rng.random()
+        known = self._groups.get(name)
+        if request.num_tokens > self.max_tokens or (known is not None and priority >= known.limit):
             return [request]
-        group = self._groups.setdefault(request.group, [])
-        offered = self._num_offered[request.group] = self._num_offered.get(request.group, 0) + 1
-        budget = self.max_tokens // len(self._groups)
+        self._groups.setdefault(name, _Group()).insert(priority, request)
         gone = []
-        if sum(kept.num_tokens for kept in group) + request.num_tokens <= budget or not group:
-            group.append(request)
-        else:
-            place = self._rng.randrange(offered)
-            gone.append(request if place >= len(group) else group[place])
-            if place < len(group):
-                group[place] = request
-        return gone + self._shrink(budget)
+        while self.num_tokens > self.max_tokens:
+            gone.append(self._largest().drop_last())
+            self._forget_empty()
+        return gone
 
     def remove(self, keys: Collection[str]) -> None:
-        for name, group in self._groups.items():
-            self._groups[name] = [request for request in group if request.key not in keys]
-
-    def _shrink(self, budget: int) -> list[CapturedRequest]:
-        """A new group lowers every group's share."""
-        gone = []
         for group in self._groups.values():
-            while len(group) > 1 and sum(kept.num_tokens for kept in group) > budget:
-                gone.append(group.pop(self._rng.randrange(len(group))))
-        return gone
+            group.remove(keys)
+        self._forget_empty()
+
+    def _group_of(self, request: CapturedRequest) -> str:
+        num_named = len(self._groups.keys() - {OTHER_GROUP})
+        return request.group if request.group in self._groups or num_named < self._max_groups else OTHER_GROUP
+
+    def _largest(self) -> _Group:
+        """Of equals the newest, so that a new label does not push out a quiet one."""
+        return max(reversed(self._groups.values()), key=lambda group: group.num_tokens)
+
+    def _forget_empty(self) -> None:
+        self._groups = {name: group for name, group in self._groups.items() if group.requests}
 
 
 class Replay:
@@ -109,9 +142,9 @@ class Replay:
         held_out = max(int(settings.recent_tokens * settings.holdout_share), 1)
         anchors = max(int(settings.reservoir_tokens * settings.holdout_share), 1)
         self.recent = TokenWindow(settings.recent_tokens)
-        self.reservoir = Reservoir(settings.reservoir_tokens, self._rng)
+        self.reservoir = Reservoir(settings.reservoir_tokens, settings.max_groups, self._rng)
         self.held_out = TokenWindow(held_out)
-        self.anchors = Reservoir(anchors, self._rng)
+        self.anchors = Reservoir(anchors, settings.max_groups, self._rng)
         self.counts_V = torch.zeros(vocab_size)
         """How often each token was emitted in requests that are trained on."""
         self.num_tokens_distinct = 0
@@ -149,8 +182,7 @@ class Replay:
         self.num_tokens_distinct += request.num_tokens
         gone = [lost for old in self.recent.add(request) for lost in self.reservoir.offer(old)]
         self._order.insert(self._rng.randrange(len(self._order) + 1), request)
-        for lost in gone:
-            self._visits.pop(lost.key, None)
+        self._forget_plans({lost.key for lost in gone})
         return [lost.key for lost in gone]
 
     def draw(self, num_tokens: int) -> list[CapturedRequest]:
@@ -172,18 +204,25 @@ class Replay:
         return drawn
 
     def drop(self, keys: Collection[str]) -> None:
-        """Forget requests that harmed training."""
+        """Forget requests, on whichever side, that made a step or a judgement fail."""
         self.recent.remove(keys)
         self.reservoir.remove(keys)
-        self._order = [request for request in self._order if request.key not in keys]
-        for key in keys:
-            self._visits.pop(key, None)
+        self.held_out.remove(keys)
+        self.anchors.remove(keys)
+        self._forget_plans(keys)
 
     def visits(self) -> dict[str, int]:
         return dict(self._visits)
 
     def restore_visits(self, visits: dict[str, int]) -> None:
         self._visits = {request.key: visits.get(request.key, 0) for request in self.trainable()}
+
+    def _forget_plans(self, keys: Collection[str]) -> None:
+        """Nothing forgotten is drawn again, or its visits and teacher rows would come back and stay."""
+        if keys:
+            self._order = [request for request in self._order if request.key not in keys]
+        for key in keys:
+            self._visits.pop(key, None)
 
     def _start_pass(self) -> bool:
         limit = self._settings.max_passes

@@ -20,7 +20,7 @@ MANIFEST_FILE = "manifest.json"
 
 
 class GateReport(Struct, frozen=True, kw_only=True):
-    """Why a candidate was (not) published: simulated AL on requests it never trained on."""
+    """Why a candidate was (not) published: simulated AL over every position of requests it never trained on."""
 
     accepted: bool
     reason: str

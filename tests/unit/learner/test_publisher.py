@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -87,15 +91,35 @@ def test_an_absent_gateway_is_survived(publisher, trained, replay, gateway):
     assert publisher("http://127.0.0.1:9").consider(trained, TRAINING, replay, 0) == "unreachable"
 
 
-def test_a_full_disk_is_survived(publisher, trained, replay, gateway, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_is_survived(gateway, target_dir, state_dir):
+    script = Path(__file__).parent / "full_disk.py"
+    done = subprocess.run([sys.executable, script, target_dir, state_dir], capture_output=True, text=True, check=True)
+    outcome, reason = done.stdout.splitlines()
+    assert outcome == "disk_error"
+    assert "cannot write model.safetensors" in reason
+    assert gateway.store.versions() == [0]
+    assert not list(gateway.store.root.glob(".staging-*"))
 
-    monkeypatch.setattr(gateway.store, "publish", refuse)
+
+def test_only_the_active_draft_and_the_floor_stay_in_memory(publisher, trained, replay, gateway, spec, target_dir, target):
     owner = publisher()
-    assert owner.consider(trained, TRAINING, replay, 0) == "disk_error"
-    assert "No space left" in owner.last_outcome
-    assert gateway.activations == []
+    gateway.store.set_floor(0)
+    for _ in range(3):
+        worse = create_random_draft(gateway.store, spec, target_dir, seed=5)
+        gateway.store.set_active(worse)
+        assert owner.consider(trained, TRAINING, replay, worse) == "accepted"
+        assert owner._drafts.keys() <= {0, gateway.store.active()}
+
+
+def test_a_request_that_cannot_be_scored_is_handed_out_and_the_others_decide(publisher, trained, replay):
+    bad = list(replay.held_out)[2]
+    bad.rows.next_tokens_T[8] = 10_000
+    owner = publisher()
+    assert owner.consider(trained, TRAINING, replay, 0) == "accepted"
+    assert owner.last_gate is not None
+    assert owner.last_gate.num_requests == 7
+    assert [request.key for request in owner.take_unscorable()] == [bad.key]
+    assert owner.take_unscorable() == []
 
 
 def test_too_little_evidence_publishes_nothing(publisher, trained, gateway):
@@ -113,6 +137,7 @@ def test_a_winning_floor_is_activated_by_force(publisher, trained, replay, gatew
     assert owner.consider(candidate, TRAINING, replay, worse) == "floor"
     assert gateway.activations[-1][:2] == (1, {"expected_active": worse, "force": True})
     assert gateway.store.active() == 1
+    assert owner.last_activated is None
 
 
 def test_old_versions_are_pruned_but_never_the_active_or_its_parent(publisher, trained, replay, gateway, spec, target_dir):

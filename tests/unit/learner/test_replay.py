@@ -3,10 +3,14 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
+from drafter.head import Head
+from drafter.vocabulary import DraftVocabulary
 from learner.config import ReplaySettings
-from learner.replay import Replay, Reservoir, TokenWindow
+from learner.replay import OTHER_GROUP, Replay, Reservoir, TokenWindow
 from learner.request import is_held_out
+from learner.teaching import TeacherCache
 
 
 def settings(**values) -> ReplaySettings:
@@ -31,19 +35,51 @@ def test_window_is_bounded_in_tokens_and_drops_the_oldest(make_request):
 
 
 def test_reservoir_shares_its_budget_between_domains(make_request):
-    reservoir = Reservoir(100, random.Random(0))
+    reservoir = Reservoir(100, 8, random.Random(0))
     for n in range(20):
         reservoir.offer(make_request(f"a{n}", domain="a"))
     for n in range(3):
         reservoir.offer(make_request(f"b{n}", domain="b"))
-    groups = reservoir.groups()
-    assert {name: sum(r.num_tokens for r in kept) <= 50 for name, kept in groups.items()} == {"t/a": True, "t/b": True}
-    assert len(groups["t/b"]) == 3
-    assert reservoir.num_tokens <= 100
+    assert {name: len(kept) for name, kept in reservoir.groups().items()} == {"t/a": 4, "t/b": 3}
+    for n in range(20):
+        reservoir.offer(make_request(f"c{n}", domain="c"))
+    sizes = {name: len(kept) for name, kept in reservoir.groups().items()}
+    assert sum(sizes.values()) * 13 == reservoir.num_tokens <= 100
+    assert min(sizes.values()) >= 2
+
+
+def test_reservoir_is_bounded_whatever_labels_clients_choose(make_request):
+    reservoir = Reservoir(80, 4, random.Random(0))
+    for n in range(500):
+        reservoir.offer(make_request(f"k{n}", domain=f"d{n}"))
+        assert reservoir.num_tokens == sum(request.num_tokens for request in reservoir) <= 80
+    assert set(reservoir.groups()) == {"t/d0", "t/d1", "t/d2", "t/d3", OTHER_GROUP}
+    assert reservoir.offer(make_request("long", total=100, prompt=4)) != []
+
+
+def test_a_label_that_went_is_room_for_another(make_request):
+    reservoir = Reservoir(80, 1, random.Random(0))
+    reservoir.offer(make_request("a", domain="a"))
+    reservoir.remove({"a"})
+    reservoir.offer(make_request("b", domain="b"))
+    assert list(reservoir.groups()) == ["t/b"]
+
+
+def test_reservoir_sample_is_uniform_also_after_a_shrink(make_request):
+    """40 requests, then a second domain halves the first one's room, then 40 more: early and late ones are kept alike."""
+    first = [make_request(f"a{n}", domain="a") for n in range(80)]
+    second = [make_request(f"b{n}", domain="b") for n in range(40)]
+    kept: list[int] = []
+    for seed in range(150):
+        reservoir = Reservoir(13 * 8, 8, random.Random(seed))
+        for request in (*first[:40], *second, *first[40:]):
+            reservoir.offer(request)
+        kept += [int(request.key[1:]) for request in reservoir.groups()["t/a"]]
+    assert sum(number < 40 for number in kept) / len(kept) == pytest.approx(0.5, abs=0.06)
 
 
 def test_reservoir_names_everything_it_drops(make_request):
-    reservoir = Reservoir(60, random.Random(0))
+    reservoir = Reservoir(60, 8, random.Random(0))
     gone = [old.key for n in range(30) for old in reservoir.offer(make_request(f"k{n}"))]
     assert sorted(gone + [request.key for request in reservoir]) == sorted(f"k{n}" for n in range(30))
 
@@ -99,3 +135,26 @@ def test_dropped_requests_are_gone_from_everywhere(make_request):
     assert [request.key for request in replay.trainable()] == kept[1:-1]
     assert replay.num_tokens == sum(request.num_tokens for request in replay.trainable())
     assert not {kept[0], kept[-1]} & {request.key for _ in range(10) for request in replay.draw(30)}
+
+
+def test_nothing_forgotten_is_drawn_or_counted_again(make_request, target):
+    replay = Replay(settings(), 64, seed=0)
+    teachers = TeacherCache(hard_weight=0.0, temperature=1.0)
+    head = Head.of_target(DraftVocabulary(torch.arange(64), 64), target.head_VD)
+    for n in range(300):
+        teachers.forget(replay.add(make_request(f"k{n}", prompt_key=f"p{n}")))
+        for request in replay.draw(13) if n % 3 == 0 else []:
+            teachers.rows(request, head)
+        live = {request.key for request in replay.trainable()}
+        assert replay.visits().keys() <= live
+        assert teachers._rows.keys() <= live
+    assert teachers._rows.keys()
+
+
+def test_dropped_evidence_is_gone(make_request):
+    replay = Replay(settings(reservoir_tokens=600), 64, seed=0)
+    for n, key in zip(range(6), prompts(True), strict=False):
+        replay.add(make_request(f"h{n}", prompt_key=key))
+    kept = {request.key for request in (*replay.held_out, *replay.anchors)}
+    replay.drop({next(iter(replay.held_out)).key, next(iter(replay.anchors)).key})
+    assert len({request.key for request in replay.everything()}) == len(kept) - 2
