@@ -1,4 +1,8 @@
-"""Acceptance simulated teacher-forced on captured requests: what AL a draft would reach, without an engine.
+"""Acceptance simulated teacher-forced on captured requests: how far a draft would get from each position, without an engine.
+
+Simulated AL is the mean over all judged positions. Served AL is the mean over those a verify step starts from, and which
+these are depends on the draft itself. To compare two drafts the former is the fairer: both are judged on the same positions,
+and every position is evidence. The two agree for a draft that is equally good everywhere; else they may differ.
 
 vLLM drafts greedily by default, so a proposal counts as one-hot: at temperature 0 it is accepted where it equals the
 emitted token, above that with the target's probability of it.
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drafter.batch import Batch, RequestRows, pack
+from drafter.batch import Batch, NoAnchor, RequestRows, pack
 from drafter.head import Head
 from drafter.model import DraftCore
 
@@ -32,16 +36,6 @@ class Acceptance:
     def length_A(self) -> Tensor:  # noqa: N802
         """Expected tokens per verify step from each anchor: 1 + sum of products."""
         return 1.0 + self.probability_KA.cumprod(0).sum(0)
-
-    @property
-    def mean_length(self) -> float:
-        """AL over the judged anchors, each counted once; nan without one."""
-        return float(self.length_A[self.valid_A].mean())
-
-    @property
-    def walked_length(self) -> float:
-        """AL as served: anchors count as often as a verify step would start there. nan without a judged anchor."""
-        return _walked_length(self.probability_KA[:, self.valid_A], self.positions_A[self.valid_A].tolist())
 
 
 def simulate(
@@ -61,7 +55,7 @@ def simulate(
     """
     try:
         batch = pack([request], depth, max_context_rows)
-    except ValueError:
+    except NoAnchor:
         return None
     with torch.no_grad():
         outputs = core.unroll(batch, embedding_VD, depth, dtype)
@@ -101,25 +95,3 @@ def target_probability(hidden_AD: Tensor, token_A: Tensor, log_total_A: Tensor, 
     rows_AD = head_VD[token_A]
     logits_A = (hidden_AD.to(head_VD.dtype).float() * rows_AD.float()).sum(-1) / temperature
     return (logits_A - log_total_A).exp().clamp(max=1.0)
-
-
-def _walked_length(probability_KA: Tensor, positions: list[int]) -> float:
-    if not positions:
-        return float("nan")
-    depth = probability_KA.shape[0]
-    reach_KA = probability_KA.cumprod(0)
-    stops = torch.cat((torch.ones_like(reach_KA[:1]), reach_KA)) - torch.cat((reach_KA, torch.zeros_like(reach_KA[:1])))
-    stop_by_anchor = stops.T.tolist()
-    row_of = {position: row for row, position in enumerate(positions)}
-    visits: dict[int, float] = {positions[0]: 1.0}
-    steps = tokens = 0.0
-    for position in positions:
-        visit = visits.get(position, 0.0)
-        if position - 1 not in row_of and position != positions[0]:
-            visit = max(visit, 1.0)
-        steps += visit
-        for accepted in range(depth + 1):
-            chance = visit * stop_by_anchor[row_of[position]][accepted]
-            tokens += chance * (accepted + 1)
-            visits[position + accepted + 1] = visits.get(position + accepted + 1, 0.0) + chance
-    return tokens / steps

@@ -17,6 +17,10 @@ from torch import Tensor
 UNKNOWN_TOKEN = -1
 
 
+class NoAnchor(Exception):
+    """No request of a batch has a position to learn from or to judge."""
+
+
 @dataclass(frozen=True)
 class RequestRows:
     """The valid rows of one request, by ascending position.
@@ -86,7 +90,7 @@ def anchor_rows(request: RequestRows) -> tuple[Tensor, Tensor]:
 
 
 def pack(requests: Sequence[RequestRows], depth: int, max_context_rows: int | None = None) -> Batch:
-    """Pack requests that have at least one anchor; raises ValueError where none has.
+    """Pack requests that have at least one anchor; raises NoAnchor where none has.
 
     max_context_rows cuts the prompt rows before the first anchor to the newest ones.
     """
@@ -98,7 +102,7 @@ def pack(requests: Sequence[RequestRows], depth: int, max_context_rows: int | No
         cut = 0 if max_context_rows is None else max(int(rows_M[0]) - max_context_rows, 0)
         pieces.append((_drop_rows(request, cut), rows_M - cut, depths_M))
     if not pieces:
-        raise ValueError("no request of the batch has an anchor")
+        raise NoAnchor("no request of the batch has an anchor")
     bounds, anchors, valid = [], [], []
     row_start = anchor_start = 0
     for request, rows_M, depths_M in pieces:

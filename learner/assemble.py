@@ -47,8 +47,17 @@ class _Open:
 class Assembler:
     """`add` takes received messages and returns the requests they completed."""
 
-    def __init__(self, *, max_open_rows: int, idle_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        max_open_rows: int,
+        max_completion_rows: int,
+        max_context_rows: int,
+        idle_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_open_rows = max_open_rows
+        self._max_completion_rows, self._max_context_rows = max_completion_rows, max_context_rows
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
         self._open: OrderedDict[RequestKey, _Open] = OrderedDict()
@@ -58,6 +67,10 @@ class Assembler:
         self.num_timed_out = 0
         self.num_evicted = 0
         """Requests closed early because too many rows were open."""
+        self.num_late_spans = 0
+        """Spans of requests that were closed before."""
+        self.num_cut_rows = 0
+        """Rows beyond what is kept of one request: prompt rows far before its completion, or the end of a long completion."""
 
     def add(self, received: Received) -> list[CapturedRequest]:
         """Requests that this message closed: finished, of a restarted engine, or pushed out by the bound."""
@@ -71,7 +84,9 @@ class Assembler:
             rows = slice(start, start + span.num_valid_rows)
             start += span.num_rows
             key = (step.engine_id, step.engine_epoch, span.request_id)
-            if key not in self._closed:
+            if key in self._closed:
+                self.num_late_spans += 1
+            else:
                 self._add_span(key, span, received.aux_TX[rows], received.hidden_TD[rows], step.captured_at_s)
         done += [self._close((step.engine_id, step.engine_epoch, request_id)) for request_id in step.finished_ids]
         while self.num_open_rows > self._max_open_rows and self._open:
@@ -117,7 +132,8 @@ class Assembler:
         self.num_open_rows -= len(request.positions)
         if request.num_prompt_tokens is None or not request.positions:
             return None
-        rows = _rows(request, request.num_prompt_tokens)
+        kept_T = self._kept_rows(request.positions, request.num_prompt_tokens)
+        rows = _rows(request, request.num_prompt_tokens, kept_T)
         if rows.num_completion_rows < 2:
             return None
         return CapturedRequest(
@@ -130,22 +146,31 @@ class Assembler:
             captured_at_s=request.captured_at_s,
         )
 
+    def _kept_rows(self, positions: list[int], num_prompt_tokens: int) -> Tensor:
+        """Which rows are kept [T], by ascending position: the last of the prompt and the first of the completion.
+
+        The cost of a step grows with both, and with their product.
+        """
+        positions_T = torch.tensor(positions, dtype=torch.int64)
+        first = int((positions_T < num_prompt_tokens - 1).sum())
+        kept_T = positions_T.argsort()[max(first - self._max_context_rows, 0) : first + self._max_completion_rows]
+        self.num_cut_rows += len(positions) - kept_T.numel()
+        return kept_T
+
     def _remember_closed(self, key: RequestKey) -> None:
         self._closed[key] = None
         while len(self._closed) > _NUM_REMEMBERED_CLOSED:
             self._closed.popitem(last=False)
 
 
-def _rows(request: _Open, num_prompt_tokens: int) -> RequestRows:
-    positions_T = torch.tensor(request.positions, dtype=torch.int64)
-    order_T = positions_T.argsort()
-    positions_T = positions_T[order_T]
+def _rows(request: _Open, num_prompt_tokens: int, kept_T: Tensor) -> RequestRows:
+    positions_T = torch.tensor(request.positions, dtype=torch.int64)[kept_T]
     next_tokens = [request.tokens.get(position + 1, UNKNOWN_TOKEN) for position in positions_T.tolist()]
     return RequestRows(
         positions_T=positions_T,
         next_tokens_T=torch.tensor(next_tokens, dtype=torch.int64),
-        aux_TX=torch.cat(request.aux)[order_T],
-        hidden_TD=torch.cat(request.hidden)[order_T],
+        aux_TX=torch.cat(request.aux)[kept_T],
+        hidden_TD=torch.cat(request.hidden)[kept_T],
         num_prompt_tokens=num_prompt_tokens,
         temperature=request.first.temperature,
     )

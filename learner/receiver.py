@@ -9,7 +9,6 @@ Shape letters: T rows, D hidden, X aux layers times D.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
@@ -30,6 +29,8 @@ log = logging.getLogger(__name__)
 _POLL_MS = 100
 _MAX_MESSAGE_BYTES = 1 << 30
 _LOGGED_REFUSALS = 5
+_SOCKET_MESSAGES = 4
+"""Waiting in the socket for each engine: it counts messages only, so the waiting is done in the queue, which counts bytes."""
 _UNEXPECTED = "unexpected_error"
 _PAUSE_AFTER_UNEXPECTED_S = 0.01
 
@@ -43,20 +44,56 @@ class Received:
     hidden_TD: Tensor
     received_at_s: float
 
+    @property
+    def num_bytes(self) -> int:
+        return self.aux_TX.nbytes + self.hidden_TD.nbytes
+
+
+class ReceivedQueue:
+    """Messages from one thread to another, bounded in number and in bytes. One larger than all bytes passes when it is alone."""
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
+        self._changed = threading.Condition()
+        self._waiting: list[Received] = []
+        self._num_bytes = 0
+
+    def put(self, received: Received, timeout_s: float) -> bool:
+        """False where there was no room for it in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(received.num_bytes), timeout_s):
+                return False
+            self._waiting.append(received)
+            self._num_bytes += received.num_bytes
+            self._changed.notify_all()
+            return True
+
+    def take_all(self, timeout_s: float) -> list[Received]:
+        """Everything that waits; waits up to `timeout_s` for a first one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting, timeout_s)
+            taken, self._waiting, self._num_bytes = self._waiting, [], 0
+            self._changed.notify_all()
+            return taken
+
+    def _has_room(self, num_bytes: int) -> bool:
+        fits = len(self._waiting) < self._max_messages and self._num_bytes + num_bytes <= self._max_bytes
+        return fits or not self._waiting
+
 
 class CaptureReceiver:
     """Owns the socket and its thread. `take` is for one consumer."""
 
-    def __init__(self, endpoint: str, spec: CaptureSpec, *, max_queued_messages: int = 64) -> None:
+    def __init__(self, endpoint: str, spec: CaptureSpec, *, max_queued_messages: int, max_queued_bytes: int) -> None:
         self.spec = spec
         self.num_received_rows = 0
         self.refused: Counter[str] = Counter()
         """Refused messages by error code; `unexpected_error` where no check foresaw it."""
         self.lag_s = 0.0
-        self._queue: queue.Queue[Received] = queue.Queue(maxsize=max_queued_messages)
+        self._queue = ReceivedQueue(max_queued_messages, max_queued_bytes)
         self._closing = threading.Event()
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, max_queued_messages)
+        self._socket.setsockopt(zmq.RCVHWM, _SOCKET_MESSAGES)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.bind(endpoint)
@@ -70,13 +107,7 @@ class CaptureReceiver:
 
     def take(self, timeout_s: float = 0.0) -> list[Received]:
         """All messages waiting; waits up to `timeout_s` for a first one."""
-        taken: list[Received] = []
-        try:
-            taken.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            while True:
-                taken.append(self._queue.get_nowait())
-        except queue.Empty:
-            return taken
+        return self._queue.take_all(timeout_s)
 
     def close(self) -> None:
         self._closing.set()
@@ -119,11 +150,8 @@ class CaptureReceiver:
 
     def _hand_over(self, received: Received) -> None:
         while not self._closing.is_set():
-            try:
-                self._queue.put(received, timeout=_POLL_MS / 1000)
+            if self._queue.put(received, timeout_s=_POLL_MS / 1000):
                 return
-            except queue.Full:
-                continue
 
 
 def _tensor(buffer: memoryview, dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drafter.artifact import load_draft
+from drafter.batch import NoAnchor
 from drafter.head import Head
 from drafter.target import load_target_parts
 from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
@@ -73,6 +74,7 @@ class LearningSession:
         self._control_ids = control_token_ids(config.target_dir)
         self._known_active = version
         self._num_restores = 0
+        self._num_dropped_requests = 0
         self._num_clean_steps = 0
         """Since the last restore, or the last time the rate grew again."""
         self._state = "waiting"
@@ -80,7 +82,12 @@ class LearningSession:
         self.history = History(self._directory)
         self.replay = Replay(settings.replay, self._spec.vocab_size, settings.train.seed)
         self.archive = RequestArchive(self._directory / "requests", self._spec)
-        self.assembler = Assembler(max_open_rows=settings.replay.max_open_rows, idle_timeout_s=settings.replay.idle_timeout_s)
+        self.assembler = Assembler(
+            max_open_rows=settings.replay.max_open_rows,
+            max_completion_rows=settings.replay.max_completion_rows,
+            max_context_rows=settings.train.max_context_rows,
+            idle_timeout_s=settings.replay.idle_timeout_s,
+        )
         self.trainer = Trainer(load_draft(self._store, version, self._spec, target), target, settings.train)
         self.origin = f"draft {version}"
         client = AdminClient(config.admin_url)
@@ -107,7 +114,10 @@ class LearningSession:
         self._log_at_s = now_s
         self._steps_at_gate = -1
         self.receiver = CaptureReceiver(
-            config.capture_endpoint, self._spec, max_queued_messages=settings.replay.max_queued_messages
+            config.capture_endpoint,
+            self._spec,
+            max_queued_messages=settings.replay.max_queued_messages,
+            max_queued_bytes=settings.replay.max_queued_bytes,
         )
         self.reporter = Reporter(client, self.report)
 
@@ -141,15 +151,16 @@ class LearningSession:
         share = rate_share(self.replay.num_tokens, self._settings.train.settling_tokens)
         try:
             result = self.trainer.step(batch, share)
+        except NoAnchor:
+            return True
         except Diverged as error:
-            self._restore(str(error))
+            self._restore(str(error), rate_factor=0.5)
             self._drop(batch, str(error))
             return True
-        except ValueError:
-            return True
-        except (IndexError, RuntimeError) as error:
-            self._num_restores += 1
-            self._drop(batch, f"{type(error).__name__}: {error}")
+        except (IndexError, RuntimeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._restore(reason, rate_factor=1.0)
+            self._drop(batch, reason)
             return True
         self._recover_rate()
         self._rate.add(result.num_tokens)
@@ -186,6 +197,7 @@ class LearningSession:
         active = self.active_version
         decided = sum(self.publisher.decisions.values())
         outcome = self.publisher.consider(self.trainer.candidate(), self._training_report(), self.replay, active)
+        self._drop(self.publisher.take_unscorable(), "could not be scored")
         report = self.publisher.last_gate if sum(self.publisher.decisions.values()) > decided else None
         self.history.write("gate", outcome=outcome, reason=self.publisher.last_outcome, active_version=active, report=report)
         self._gate_at_s = time.monotonic() + self._settings.gate.every_s
@@ -209,7 +221,7 @@ class LearningSession:
         state = self.trainer.tensors()
         broken = not_finite(state)
         if broken:
-            self._restore(f"{broken[0]} is not finite")
+            self._restore(f"{broken[0]} is not finite", rate_factor=0.5)
         else:
             self._good_state = state
         progress = Progress(
@@ -246,6 +258,11 @@ class LearningSession:
             num_received_rows=self.receiver.num_received_rows,
             num_refused_messages=self.receiver.num_refused,
             num_restores=self._num_restores,
+            num_timed_out_requests=self.assembler.num_timed_out,
+            num_evicted_requests=self.assembler.num_evicted,
+            num_late_spans=self.assembler.num_late_spans,
+            num_cut_rows=self.assembler.num_cut_rows,
+            num_dropped_requests=self._num_dropped_requests,
             simulated_al=self.publisher.simulated_al,
             num_published=self.publisher.num_published,
             gate=self.publisher.last_gate,
@@ -297,25 +314,28 @@ class LearningSession:
         self._num_restores = progress.num_restores
         self.origin = f"its checkpoint at step {progress.num_steps}"
 
-    def _restore(self, reason: str) -> None:
-        """Back to the last good state, at half the rate."""
-        scale = max(self.trainer.optimiser.rate_scale / 2, _MIN_RATE_SCALE)
+    def _restore(self, reason: str, *, rate_factor: float) -> None:
+        """Back to the last good state, for a step that failed may have changed half of the weights; the rate times `rate_factor`."""
+        scale = max(self.trainer.optimiser.rate_scale * rate_factor, _MIN_RATE_SCALE)
         self.trainer.load(self._good_state)
         self.trainer.optimiser.rate_scale = scale
         self._num_restores += 1
         self._num_clean_steps = 0
-        log.warning("training diverged (%s); restored the last checkpoint, rate scale is now %g", reason, scale)
+        log.warning("a training step failed (%s); restored the last checkpoint, rate scale is now %g", reason, scale)
         self.history.write("restore", reason=reason, rate_scale=scale)
 
     def _drop(self, batch: Sequence[CapturedRequest], reason: str) -> None:
-        """Forget requests that made a step fail: drawn again they would make the next one fail too."""
+        """Forget requests that made a step or a judgement fail: used again they would make the next one fail too."""
+        if not batch:
+            return
         keys = {request.key for request in batch}
         self.replay.drop(keys)
         self.trainer.forget(list(keys))
         for key in keys:
             self.archive.remove(key)
         self._buffer = self._measure_buffer()
-        log.warning("dropped %d requests a step failed with: %s", len(keys), reason)
+        self._num_dropped_requests += len(keys)
+        log.warning("dropped %d requests: %s", len(keys), reason)
         self.history.write("dropped", num_requests=len(keys), reason=reason)
 
     def _recover_rate(self) -> None:

@@ -83,7 +83,7 @@ class Trainer:
         self._training_head = Head(head.vocabulary, weight_UD, target_UD)
 
     def step(self, requests: Sequence[CapturedRequest], rate_share: float = 1.0) -> StepResult:
-        """Learn from a batch with this share of the rates; raises Diverged, and ValueError where no request has an anchor."""
+        """Learn from a batch with this share of the rates; raises Diverged, and NoAnchor where there is nothing to learn."""
         usable = [request for request in requests if _has_anchor(request.rows)]
         batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
         teacher = self._teach(usable, [bounds.row_end - bounds.row_start for bounds in batch.bounds])

@@ -105,6 +105,11 @@ class LearnerCollector:
         yield _counter("paceline_learner_received_rows", "Captured rows received.", report.num_received_rows)
         yield _counter("paceline_learner_refused_messages", "Capture messages refused.", report.num_refused_messages)
         yield _counter("paceline_learner_restores", "Falls back to a checkpoint.", report.num_restores)
+        yield _counter("paceline_learner_timed_out_requests", "Closed as nothing more came.", report.num_timed_out_requests)
+        yield _counter("paceline_learner_evicted_requests", "Closed for want of room.", report.num_evicted_requests)
+        yield _counter("paceline_learner_late_spans", "Captured spans of closed requests.", report.num_late_spans)
+        yield _counter("paceline_learner_cut_rows", "Captured rows beyond what one request may keep.", report.num_cut_rows)
+        yield _counter("paceline_learner_dropped_requests", "Forgotten as computing failed.", report.num_dropped_requests)
         yield _counter("paceline_learner_published", "Drafts published.", report.num_published)
         if report.loss is not None:
             yield _gauge("paceline_learner_loss", "Training loss.", report.loss)

@@ -123,13 +123,23 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     num_received_rows: int
     num_refused_messages: int
     num_restores: int
-    """Times training fell back to a checkpoint because the loss was not finite or exploded."""
+    """Times training fell back to a checkpoint because a step failed, the loss was not finite or it exploded."""
     simulated_al: float | None
     num_published: int
     gate: GateReport | None
     """The last decision."""
     num_gate_decisions: dict[str, int]
     """By outcome: `accepted`, `rejected`."""
+    num_timed_out_requests: int = 0
+    """Captured requests closed as they were because nothing more of them came."""
+    num_evicted_requests: int = 0
+    """Captured requests closed early because too many rows of running ones were held."""
+    num_late_spans: int = 0
+    """Captured spans of requests that were closed before; not used."""
+    num_cut_rows: int = 0
+    """Captured rows beyond what is kept of one request."""
+    num_dropped_requests: int = 0
+    """Captured requests forgotten because a training step or a judgement failed with them."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):

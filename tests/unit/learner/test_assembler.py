@@ -21,9 +21,14 @@ def clock():
     return Clock()
 
 
+def assembler_of(clock, **bounds: int) -> Assembler:
+    defaults = {"max_open_rows": 1000, "max_completion_rows": 100, "max_context_rows": 100}
+    return Assembler(**(defaults | bounds), idle_timeout_s=10.0, clock=clock)
+
+
 @pytest.fixture
 def assembler(clock):
-    return Assembler(max_open_rows=1000, idle_timeout_s=10.0, clock=clock)
+    return assembler_of(clock)
 
 
 @pytest.fixture
@@ -109,6 +114,7 @@ def test_late_rows_of_a_closed_request_are_ignored(assembler, feed, make_span):
     feed(assembler, [make_span("r", 0, [10, 11], emitted_ids=[12])], finished=("r",))
     feed(assembler, [make_span("r", 2, [12], emitted_ids=[13])])
     assert assembler.num_open_rows == 0
+    assert assembler.num_late_spans == 1
 
 
 def test_an_engine_restart_closes_what_the_old_process_left(assembler, feed, make_span):
@@ -120,11 +126,24 @@ def test_an_engine_restart_closes_what_the_old_process_left(assembler, feed, mak
 
 
 def test_open_rows_are_bounded(feed, make_span, clock):
-    assembler = Assembler(max_open_rows=5, idle_timeout_s=10.0, clock=clock)
+    assembler = assembler_of(clock, max_open_rows=5)
     feed(assembler, [make_span("a", 0, [1, 2, 3], emitted_ids=[4])])
     feed(assembler, [make_span("b", 0, [1, 2, 3], emitted_ids=[4])])
     assert assembler.num_open_rows == 3
     assert assembler.num_evicted == 1
+
+
+def test_a_long_request_is_cut_to_the_rows_next_to_where_its_completion_starts(feed, make_span, clock):
+    assembler = assembler_of(clock, max_completion_rows=3, max_context_rows=2)
+    feed(assembler, [make_span("r", 0, [10, 11, 12, 13, 14], emitted_ids=[15])])
+    (request,) = feed(assembler, [make_span("r", 5, [15, 16, 17, 18], emitted_ids=[19])], finished=("r",))
+    rows = request.rows
+    assert rows.positions_T.tolist() == [2, 3, 4, 5, 6]
+    assert rows.next_tokens_T.tolist() == [13, 14, 15, 16, 17]
+    assert rows.aux_TX[:, 0].tolist() == rows.hidden_TD[:, 0].tolist() == [2, 3, 4, 5, 6]
+    assert (request.num_tokens, rows.num_prompt_tokens) == (3, 5)
+    assert assembler.num_cut_rows == 4
+    assert assembler.num_open_rows == 0
 
 
 def test_prompt_key_is_the_same_with_and_without_cached_prefix(assembler, feed, make_span):

@@ -10,10 +10,13 @@ import zmq
 from learner.receiver import CaptureReceiver
 from wire.messages import encode
 
+MESSAGE_ROWS = 4000
+MESSAGE_BYTES = MESSAGE_ROWS * (48 + 16) * 4
+
 
 @pytest.fixture
 def receiver(spec):
-    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec)
+    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec, max_queued_messages=64, max_queued_bytes=1 << 28)
     yield receiver
     receiver.close()
 
@@ -59,14 +62,14 @@ def test_bad_messages_are_refused_and_counted_and_good_ones_still_taken(
     assert dict(receiver.refused) == {"wire_error": 1, "bad_frame": 1, "schema_mismatch": 1, "spec_mismatch": 1}
 
 
-def test_a_full_learner_pushes_back_and_loses_nothing_it_took(spec, make_span, make_step, world):
-    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec, max_queued_messages=4)
+@pytest.mark.parametrize(("max_messages", "max_bytes"), [(4, 1 << 30), (1000, 4 * MESSAGE_BYTES)])
+def test_a_full_learner_pushes_back_and_loses_nothing_it_took(spec, make_span, make_step, world, max_messages, max_bytes):
+    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec, max_queued_messages=max_messages, max_queued_bytes=max_bytes)
     socket = zmq.Context.instance().socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 4)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(receiver.endpoint)
-    padding = 4000
-    tokens = [1] * padding
+    tokens = [1] * MESSAGE_ROWS
     aux, hidden = world.rows(tokens)
     sent = dropped = 0
     for number in range(60):
@@ -78,8 +81,19 @@ def test_a_full_learner_pushes_back_and_loses_nothing_it_took(spec, make_span, m
             dropped += 1
             time.sleep(0.002)
     assert dropped > 0
+    assert receiver.num_received_rows <= 5 * MESSAGE_ROWS
     assert len(take(receiver, sent)) == sent
     socket.close()
+    receiver.close()
+
+
+def test_a_message_larger_than_the_whole_budget_passes_alone(spec, connect_engine, make_span, make_step, world):
+    receiver = CaptureReceiver("tcp://127.0.0.1:*", spec, max_queued_messages=64, max_queued_bytes=1)
+    engine = connect_engine(receiver.endpoint)
+    aux, hidden = world.rows([1, 4])
+    for number in range(3):
+        engine.send(make_step([make_span(f"r{number}", 0, [1, 4])]), aux, hidden)
+    assert [received.step.spans[0].request_id for received in take(receiver, 3)] == ["r0", "r1", "r2"]
     receiver.close()
 
 

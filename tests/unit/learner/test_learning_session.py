@@ -14,6 +14,7 @@ import torch
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.config import LearnerConfig
 from learner.main import run, run_from_command_line
+from learner.request import is_held_out
 from learner.session import LearningSession
 from learner.start import wait_for_draft
 from wire.errors import ConfigError
@@ -221,18 +222,63 @@ def test_the_rate_follows_the_data_and_not_the_steps(config, make_request):
     session.close()
 
 
-@pytest.mark.parametrize("error", [IndexError("index out of range"), RuntimeError("shapes do not fit")])
-def test_a_batch_that_cannot_be_computed_is_dropped(config, make_request, monkeypatch, error):
+@pytest.mark.parametrize("error", [IndexError("out of range"), RuntimeError("shapes do not fit"), ValueError("no number")])
+def test_a_batch_that_cannot_be_computed_is_dropped_and_leaves_nothing_behind(config, make_request, monkeypatch, error):
     def fail(*_):
+        with torch.no_grad():
+            session.trainer.core.fc.weight.add_(1.0)
         raise error
 
     session = LearningSession(config(), 0)
+    before = session.trainer.core.fc.weight.detach().clone()
     session._remember(make_request("k", prompt_key="q1"), on_disk=True)
     monkeypatch.setattr(session.trainer, "step", fail)
     assert session.train()
     assert not session.train()
-    assert session.report().num_restores == 1
+    report = session.report()
+    assert (report.num_restores, report.num_dropped_requests) == (1, 1)
+    assert torch.equal(session.trainer.core.fc.weight, before)
+    assert session.trainer.optimiser.rate_scale == 1.0
     assert list(session.archive.read_all()) == []
+    session.close()
+
+
+def test_a_batch_without_anchor_is_passed_over(config, make_request):
+    session = LearningSession(config(), 0)
+    session._remember(make_request("k", prompt_key="q1", prompt=16), on_disk=False)
+    assert session.train()
+    report = session.report()
+    assert (report.num_steps, report.num_restores, report.num_dropped_requests) == (0, 0, 0)
+    session.close()
+
+
+def test_evidence_that_cannot_be_scored_is_dropped_and_the_gate_goes_on(config, make_request):
+    session = LearningSession(config(), 0)
+    held_out = [f"p{n}" for n in range(100) if is_held_out(f"p{n}", 0.3)]
+    for n in range(6):
+        session._remember(make_request(f"h{n}", first=n, prompt_key=held_out[n]), on_disk=True)
+    next(iter(session.replay.held_out)).rows.next_tokens_T[8] = 10_000
+    session.gate()
+    assert session.report().num_dropped_requests == 1
+    assert sorted(request.key for request in session.replay.held_out) == ["h1", "h2", "h3", "h4", "h5"]
+    assert sorted(request.key for request in session.archive.read_all()) == ["h1", "h2", "h3", "h4", "h5"]
+    assert sum(session.publisher.decisions.values()) == 1
+    session.close()
+
+
+def test_what_the_assembler_lost_is_reported(config, connect_engine, gateway):
+    session = LearningSession(config(replay={"holdout_share": 0.3, "max_completion_rows": 5}), 0)
+    engine = connect_engine(session.receiver.endpoint)
+    engine.serve("r0", first=1, prompt=4, total=20)
+    engine.serve("r0", first=1, prompt=4, total=20)
+
+    def is_told() -> bool:
+        session.receive()
+        return session.report().num_late_spans == 17
+
+    wait_until(is_told)
+    assert session.report().num_cut_rows == 20 - 3 - 5
+    wait_until(lambda: gateway.reports and gateway.reports[-1]["num_late_spans"] == 17)
     session.close()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafter.batch import NoAnchor
 from drafter.create import random_draft
 from drafter.head import Head
 from drafter.vocabulary import choose_vocabulary
@@ -78,7 +79,7 @@ def test_another_vocabulary_keeps_the_core_and_reteaches(trainer, target, make_r
 
 def test_a_request_without_anchor_is_left_out(trainer, make_request):
     assert trainer.step([make_request(), make_request("e.r1", prompt=16)]).num_tokens == make_request().num_tokens
-    with pytest.raises(ValueError, match="no request"):
+    with pytest.raises(NoAnchor, match="no request"):
         trainer.step([make_request("e.r2", prompt=16)])
 
 
