@@ -167,6 +167,7 @@ async def running(
     kinds: tuple[PoolKind, ...] = (),
     target_dir: Path | None = None,
     routing: RoutingSettings | None = None,
+    kv_events_endpoint: str = "",
     engine_versions: tuple[int, ...] = (),
     admission: AdmissionSettings | None = None,
     canary: CanarySettings | None = None,
@@ -195,6 +196,7 @@ async def running(
         canary=canary or CanarySettings(check_every_s=0.01),
         routing=routing or RoutingSettings(),
         target_dir=target_dir,
+        kv_events_endpoint=kv_events_endpoint,
         engines=tuple(engine.endpoint for engine in engines),
         state_dir=state_dir,
     )

@@ -196,3 +196,20 @@ def test_reasons_do_not_name_the_engines_address(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
 
     run(scenario())
+
+
+def test_what_a_restarted_engine_held_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2, kv_events_endpoint="tcp://127.0.0.1:*") as rig:
+            index = rig.gateway.kv_index
+            await asyncio.sleep(0.05)  # The feeds begin with empty indexes.
+            for engine in rig.engines:
+                assert index.store(engine.id, [b"a", b"b"], None, list(range(32)), 16)
+            await rig.engine.stop()
+            await eventually(lambda: not rig.gateway.fleet.engines[0].ready)
+            assert index.num_held("engine-0") == 2, "a process that is only slow still has them"
+            await rig.engine.restart(draft_version=0)
+            await eventually(lambda: index.num_held("engine-0") == 0)
+            assert index.num_held("engine-1") == 2
+
+    run(scenario())
