@@ -31,6 +31,11 @@ REPORT = LearnerReport(
     num_published=2,
     gate=None,
     num_gate_decisions={"accepted": 2, "rejected": 3},
+    num_timed_out_requests=4,
+    num_evicted_requests=5,
+    num_late_spans=6,
+    num_cut_rows=7,
+    num_dropped_requests=8,
 )
 
 
@@ -84,6 +89,11 @@ def test_learner_reports_and_gets_orders(tmp_path: Path) -> None:
                 "paceline_learner_buffer_tokens": 3400.0,
                 "paceline_capture_lag_seconds": 0.5,
                 "paceline_learner_restores_total": 1.0,
+                "paceline_learner_timed_out_requests_total": 4.0,
+                "paceline_learner_evicted_requests_total": 5.0,
+                "paceline_learner_late_spans_total": 6.0,
+                "paceline_learner_cut_rows_total": 7.0,
+                "paceline_learner_dropped_requests_total": 8.0,
                 'paceline_gate_decisions_total{outcome="rejected"}': 3.0,
                 "paceline_learner_up": 1.0,
             }.items():
