@@ -2,7 +2,7 @@
 
 A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
 went quiet is not forgotten. Held-out requests go from a recent window to the anchors of their domain in the same way.
-All bounds are in completion tokens.
+All bounds are in completion tokens, and with them in rows (`CapturedRequest.size_tokens`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ OTHER_GROUP = "other"
 
 
 class TokenWindow:
-    """Requests in order of arrival, at most `max_tokens` of them counted in tokens; `add` returns what fell out."""
+    """Requests in order of arrival, at most `max_tokens` of them counted in tokens; `add` returns what fell out.
+
+    `num_tokens` are completion tokens.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.num_tokens = 0
+        self._size_tokens = 0
         self._requests: OrderedDict[str, CapturedRequest] = OrderedDict()
 
     def __len__(self) -> int:
@@ -40,11 +44,11 @@ class TokenWindow:
         if request.key in self._requests:
             return []
         self._requests[request.key] = request
-        self.num_tokens += request.num_tokens
+        self._count(request, 1)
         fallen = []
-        while self.num_tokens > self.max_tokens and len(self._requests) > 1:
+        while self._size_tokens > self.max_tokens and len(self._requests) > 1:
             _, oldest = self._requests.popitem(last=False)
-            self.num_tokens -= oldest.num_tokens
+            self._count(oldest, -1)
             fallen.append(oldest)
         return fallen
 
@@ -52,7 +56,11 @@ class TokenWindow:
         for key in keys:
             removed = self._requests.pop(key, None)
             if removed is not None:
-                self.num_tokens -= removed.num_tokens
+                self._count(removed, -1)
+
+    def _count(self, request: CapturedRequest, sign: int) -> None:
+        self.num_tokens += sign * request.num_tokens
+        self._size_tokens += sign * request.size_tokens
 
 
 @dataclass
@@ -63,20 +71,20 @@ class _Group:
     """By ascending priority."""
     limit: float = 1.0
     """The lowest priority that was dropped: from it on nothing enters, however much room there is."""
-    num_tokens: int = 0
+    size_tokens: int = 0
 
     def insert(self, priority: float, request: CapturedRequest) -> None:
         bisect.insort(self.requests, (priority, request), key=lambda entry: entry[0])
-        self.num_tokens += request.num_tokens
+        self.size_tokens += request.size_tokens
 
     def drop_last(self) -> CapturedRequest:
         self.limit, request = self.requests.pop()
-        self.num_tokens -= request.num_tokens
+        self.size_tokens -= request.size_tokens
         return request
 
     def remove(self, keys: Collection[str]) -> None:
         self.requests = [(priority, request) for priority, request in self.requests if request.key not in keys]
-        self.num_tokens = sum(request.num_tokens for _, request in self.requests)
+        self.size_tokens = sum(request.size_tokens for _, request in self.requests)
 
 
 class Reservoir:
@@ -97,7 +105,8 @@ class Reservoir:
 
     @property
     def num_tokens(self) -> int:
-        return sum(group.num_tokens for group in self._groups.values())
+        """Completion tokens."""
+        return sum(request.num_tokens for request in self)
 
     def groups(self) -> dict[str, list[CapturedRequest]]:
         """What is kept by group; the first ones of a group are a uniform sample too."""
@@ -107,11 +116,11 @@ class Reservoir:
         """Keep the request or not; returns what is kept no longer, itself included."""
         name, priority = self._group_of(request), self._rng.random()
         known = self._groups.get(name)
-        if request.num_tokens > self.max_tokens or (known is not None and priority >= known.limit):
+        if request.size_tokens > self.max_tokens or (known is not None and priority >= known.limit):
             return [request]
         self._groups.setdefault(name, _Group()).insert(priority, request)
         gone = []
-        while self.num_tokens > self.max_tokens:
+        while sum(group.size_tokens for group in self._groups.values()) > self.max_tokens:
             gone.append(self._largest().drop_last())
             self._forget_empty()
         return gone
@@ -127,7 +136,7 @@ class Reservoir:
 
     def _largest(self) -> _Group:
         """Of equals the newest, so that a new label does not push out a quiet one."""
-        return max(reversed(self._groups.values()), key=lambda group: group.num_tokens)
+        return max(reversed(self._groups.values()), key=lambda group: group.size_tokens)
 
     def _forget_empty(self) -> None:
         self._groups = {name: group for name, group in self._groups.items() if group.requests}

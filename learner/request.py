@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from drafter.batch import RequestRows
 from drafter.credit import Outcome
 
+_ROWS_PER_TOKEN = 16
+
 
 @dataclass(frozen=True)
 class CapturedRequest:
@@ -27,6 +29,14 @@ class CapturedRequest:
     def num_tokens(self) -> int:
         """Completion tokens that can be learned from."""
         return self.rows.num_completion_rows
+
+    @property
+    def size_tokens(self) -> int:
+        """What it counts against the bounds of the replay: its completion tokens, or a share of all its rows where that is more.
+
+        Rows are what takes memory. A short answer to a long prompt has hundreds for each completion token.
+        """
+        return max(self.num_tokens, self.rows.positions_T.numel() // _ROWS_PER_TOKEN)
 
     @property
     def group(self) -> str:

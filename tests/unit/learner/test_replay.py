@@ -57,6 +57,15 @@ def test_reservoir_is_bounded_whatever_labels_clients_choose(make_request):
     assert reservoir.offer(make_request("long", total=100, prompt=4)) != []
 
 
+def test_short_answers_to_long_prompts_are_bounded_by_their_rows(make_request):
+    replay = Replay(settings(recent_tokens=200, reservoir_tokens=200), 64, seed=0)
+    for n in range(300):
+        replay.add(make_request(f"k{n}", prompt_key=f"p{n}", prompt=159, total=160))
+    num_rows = sum(request.rows.positions_T.numel() for request in replay.trainable())
+    assert 0.8 * 400 * 16 < num_rows <= 400 * 16
+    assert replay.num_tokens == sum(request.num_tokens for request in replay.trainable())
+
+
 def test_a_label_that_went_is_room_for_another(make_request):
     reservoir = Reservoir(80, 1, random.Random(0))
     reservoir.offer(make_request("a", domain="a"))
