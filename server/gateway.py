@@ -41,6 +41,7 @@ from server.scrape import MetricsPage
 from server.status import StatusPage
 from server.swap import SwapCoordinator
 from server.traffic import Traffic
+from server.transfers import TransferWatch
 from wire.errors import ConfigError
 from wire.store import DraftStore
 
@@ -126,7 +127,8 @@ class Gateway:
             await asyncio.gather(*servers)
 
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
-        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary()]
+        transfers = TransferWatch(self.fleet, self.router.costs)
+        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary(), transfers.watch()]
         if self.kv_listener is not None:
             chores.append(self.kv_listener.listen())
         for engine in self.fleet.engines:

@@ -1,0 +1,36 @@
+"""The speed of KV between engines, as the engines' own metrics tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from gateway_rig import eventually, run, running
+
+from server.transfers import TransferWatch
+
+
+def test_bandwidth_is_learned_from_what_engines_pulled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, kinds=("prefill", "decode", "decode")) as rig:
+            costs = rig.gateway.router.costs
+            before = costs.bytes_per_second
+            await rig.engines[1].stop()
+            rig.engines[2].metrics_text = (
+                'vllm:nixl_bytes_transferred_sum{engine="0"} 4e7\n'
+                'vllm:nixl_bytes_transferred_sum{engine="1"} 4e7\n'
+                'vllm:nixl_xfer_time_seconds_sum{engine="0"} 0.8\n'
+                "vllm:nixl_xfer_time_seconds_count 3\n"
+            )
+            watching = asyncio.create_task(TransferWatch(rig.gateway.fleet, costs, period_s=0.01).watch())
+            await eventually(lambda: costs.bytes_per_second < before)
+            learned = costs.bytes_per_second
+            await asyncio.sleep(0.05)
+            assert costs.bytes_per_second == pytest.approx(learned), "the same totals tell nothing new"
+            rig.engines[2].metrics_text = "vllm:nixl_bytes_transferred_sum much\n"
+            await asyncio.sleep(0.05)
+            assert not watching.done()
+            watching.cancel()
+
+    run(scenario())
