@@ -26,7 +26,7 @@ from wire.kv_files import KvDirectory
 BLOCK_TOKENS = 32
 FIRST_TURN = "user: what is left of this conversation once the engine that computed it is gone? assistant: "
 NEXT_TURN = " user: and what of it has the next engine to compute again? assistant: "
-CONVERSATIONS = ("kept", "altered", "truncated", "lost", "updated")
+CONVERSATIONS = ("alone", "beside_nixl", "kept", "altered", "truncated", "lost", "updated")
 HITS = "vllm:external_prefix_cache_hits_total"
 MAX_BYTES = 1 << 30
 
@@ -92,7 +92,7 @@ class Conversation:
 
     def block_files(self, state_dir: Path) -> list[Path]:
         directory = KvDirectory(state_dir / "kv")
-        (realm,) = [realm for realm in directory.realms() if realm.target_version == 0]
+        (realm,) = [realm for realm in directory.realms() if (realm.target_version, realm.tenant) == (0, "default")]
         names = prompt_chain(self.prompt, BLOCK_TOKENS, self.salt)[: self.num_stored_blocks]
         return [directory.block_path(realm, name.hex(), 0) for name in names]
 
@@ -155,7 +155,7 @@ def test_a_follow_up_turn_after_a_restart_is_not_prefilled_again(
     engines: Engines, conversations: dict[str, Conversation], kind: str
 ) -> None:
     engine: LiveEngine = getattr(engines, kind)
-    kept = conversations["kept"]
+    kept = conversations[kind]
     assert kept.num_stored_blocks >= 4
     completion, num_hits = follow_up(engine, kept)
     # A speculating engine computes the last matching block again, from its own prefix cache as well.
@@ -204,8 +204,8 @@ def test_kv_of_another_target_is_never_used(
     updated = conversations["updated"]
     other_dir = tiny.make_target(tmp_path / "other", seed=1)
     engine.complete(updated.prompt, cache_salt="straddling", max_tokens=1)
-    answer = engine.rpc("paceline_update_target", 1, str(other_dir))
-    assert answer["version"] == 1
+    engine.rpc("probe_update_target", 1, str(other_dir))
+    assert engine.ok("/paceline/status")["workers"][0]["target_version"] == 1
     fresh = engine.complete(updated.prompt, cache_salt="fresh", max_tokens=64)
     completion, _ = follow_up(engine, updated)
     assert completion.token_ids == fresh.token_ids != updated.reference.token_ids
