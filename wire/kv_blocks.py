@@ -26,6 +26,11 @@ def root_name(block_size_tokens: int) -> BlockName:
     return block_size_tokens.to_bytes(NAME_BYTES, "little")
 
 
+def is_root(name: BlockName) -> bool:
+    """Whether a name is the parent of first blocks; a hash looks like one about once in 2^96 names."""
+    return name[4:] == bytes(NAME_BYTES - 4)
+
+
 def extend_chain(
     parent: BlockName, token_ids: Sequence[int], block_size_tokens: int, extra_keys: Iterable[Any] = ()
 ) -> Iterator[BlockName]:

@@ -7,8 +7,9 @@ between engines as a part of a request only (a remote prefill pulled over NIXL),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
+from server.fleet import Fleet
 from server.state.store import StateLocation, StateObject, StateUnsupported, TenantUsage
 from wire.kv_blocks import BlockName
 
@@ -20,25 +21,32 @@ class PrefixHolders(Protocol):
         """By engine that holds a block and everything before it: the names of that prefix, in order."""
 
 
-class EngineFacts(Protocol):
-    """What this back end asks of one engine."""
+class EngineFacts(NamedTuple):
+    """What this back end knows of one engine besides what it holds."""
 
-    @property
-    def id(self) -> str: ...
+    id: str
+    model: str
+    target_version: int | None
+    block_bytes: int
+    """Of one block, over all ranks and layers."""
 
-    @property
-    def model(self) -> str: ...
 
-    @property
-    def target_version(self) -> int | None: ...
-
-    @property
-    def block_bytes(self) -> int | None:
-        """Bytes of one block over all ranks; None before the engine has told."""
+def engine_facts(fleet: Fleet) -> list[EngineFacts]:
+    """Of the engines that have told what they are."""
+    return [
+        EngineFacts(
+            id=engine.id,
+            model=engine.status.spec.target_id,
+            target_version=engine.target_version,
+            block_bytes=engine.status.kv.block_size_tokens * engine.status.kv.bytes_per_token,
+        )
+        for engine in fleet.engines
+        if engine.status is not None
+    ]
 
 
 class EngineState:
-    """`engines` gives the engines as they are now."""
+    """`engines` gives the engines as they are now: `partial(engine_facts, fleet)`."""
 
     tier = "device"
 
@@ -88,7 +96,7 @@ class EngineState:
 
 
 def _location(engine: EngineFacts, num_blocks: int) -> StateLocation:
-    num_bytes = num_blocks * engine.block_bytes if engine.block_bytes is not None else None
+    num_bytes = num_blocks * engine.block_bytes
     return StateLocation(tier=EngineState.tier, node=engine.id, num_blocks=num_blocks, num_bytes=num_bytes)
 
 

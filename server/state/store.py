@@ -46,8 +46,8 @@ class StateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's id, or the directory."""
     num_blocks: int
     """Blocks from the start of the prefix that are there."""
-    num_bytes: int | None
-    """Of those blocks; None where the engine has not told the size of its blocks."""
+    num_bytes: int
+    """Of those blocks."""
 
 
 class StateObject(msgspec.Struct, frozen=True, kw_only=True):

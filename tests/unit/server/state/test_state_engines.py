@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+from pathlib import Path
 
+import aiohttp
 import pytest
 from block_files import names_of
+from fake_engine import FakeEngine
+from gateway_rig import SPEC
 
-from server.state.engines import EngineState
+from server.config import EngineEndpoint
+from server.engines import EngineClient
+from server.fleet import Engine, Fleet
+from server.state.engines import EngineFacts, EngineState, engine_facts
 from server.state.store import StateUnsupported
 from wire.kv_blocks import BlockName
 
 
-class Facts(NamedTuple):
-    id: str
-    target_version: int | None = 0
-    block_bytes: int | None = 1000
-    model: str = "tiny"
+def facts(engine_id: str, target_version: int = 0) -> EngineFacts:
+    return EngineFacts(id=engine_id, model="tiny", target_version=target_version, block_bytes=1000)
 
 
 class Held:
@@ -31,24 +35,39 @@ class Held:
 
 def test_engines_that_hold_a_prefix_are_its_locations() -> None:
     names = names_of(3)
-    state = EngineState(Held(a=names, b=names[:2], c=[]), lambda: [Facts("a"), Facts("b", block_bytes=None), Facts("c")])
+    state = EngineState(Held(a=names, b=names[:2], c=[]), lambda: [facts("a"), facts("b"), facts("c")])
     (both,) = state.locate(names[1])
     assert both.block_hashes == tuple(names[:2])
-    assert [(location.node, location.num_bytes) for location in both.locations] == [("a", 2000), ("b", None)]
+    assert [(location.node, location.num_bytes) for location in both.locations] == [("a", 2000), ("b", 2000)]
     (one,) = state.locate(names[2])
     assert [location.node for location in one.locations] == ["a"]
     assert state.locate(names_of(1, first_token=7)[0]) == []
 
 
+def test_what_is_known_of_an_engine_is_what_it_told(tmp_path: Path) -> None:
+    async def facts_of_one_that_told() -> list[EngineFacts]:
+        fake = FakeEngine("told", SPEC, tmp_path, draft_version=0)
+        async with aiohttp.ClientSession() as session:
+            endpoints = [
+                EngineEndpoint(id=engine_id, url="http://127.0.0.1:9", events_endpoint="") for engine_id in ("told", "silent")
+            ]
+            engines = [Engine(EngineClient(endpoint, session), endpoint.events_endpoint) for endpoint in endpoints]
+            engines[0].adopt(fake.status())
+            await fake.close()
+            return engine_facts(Fleet(engines))
+
+    assert asyncio.run(facts_of_one_that_told()) == [EngineFacts("told", "fake", 0, 16 * 1024)]
+
+
 def test_kv_of_different_target_versions_is_not_one_object() -> None:
     names = names_of(1)
-    state = EngineState(Held(a=names, b=names), lambda: [Facts("a", target_version=0), Facts("b", target_version=1)])
+    state = EngineState(Held(a=names, b=names), lambda: [facts("a", 0), facts("b", 1)])
     assert sorted(found.target_version or 0 for found in state.locate(names[0])) == [0, 1]
 
 
 def test_what_an_engine_cannot_do_is_refused_with_the_reason() -> None:
     names = names_of(1)
-    state = EngineState(Held(a=names), lambda: [Facts("a")])
+    state = EngineState(Held(a=names), lambda: [facts("a")])
     (found,) = state.locate(names[0])
     for operation, reason in (
         (state.pin, "evicts by use"),

@@ -124,6 +124,11 @@ def test_many_writers_of_one_block_leave_one_whole_file(directory: KvDirectory) 
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+def test_a_root_is_told_from_the_blocks_that_follow_it() -> None:
+    assert all(kv_blocks.is_root(kv_blocks.root_name(size)) for size in (1, 16, 128, 1 << 20))
+    assert not any(kv_blocks.is_root(bytes.fromhex(name)) for name in names_of(50))
+
+
 def test_names_are_those_of_the_routing_index() -> None:
     token_ids, salt = list(range(5 * BLOCK_TOKENS + 1)), "a salt"
     ours = kv_blocks.prompt_chain(token_ids, BLOCK_TOKENS, salt)
