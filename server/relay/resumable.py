@@ -124,10 +124,10 @@ def read_wishes(path: str, fields: Fields) -> Wishes:
 def asking_for_ids(fields: Fields) -> Fields:
     """The client's request, and the token ids and usage on top."""
     options = _value(fields, "stream_options")
-    if not isinstance(options, dict):
-        options = {}
-    options = Raw(msgspec.json.encode({**options, "include_usage": True}))
-    return {**fields, "return_token_ids": _TRUE, "stream_options": options}
+    if not isinstance(options, dict) or options.get("include_usage") is not True:
+        # The other options say how usage is shown; without it they are void.
+        options = {"include_usage": True}
+    return {**fields, "return_token_ids": _TRUE, "stream_options": Raw(msgspec.json.encode(options))}
 
 
 def max_tokens_left(fields: Fields, wishes: Wishes, *, num_prompt: int, num_kept: int, max_model_len: int) -> int:

@@ -77,7 +77,7 @@ class FakeModel:
                 choice = {"index": 0, "text": text, **end, "stop_reason": stop, "prompt_token_ids": first_ids}
             num_emitted += len(ids)
             chunk = {**head, "choices": [{**choice, "token_ids": shown_ids}]}
-            if options.get("continuous_usage_stats"):
+            if options.get("include_usage") and options.get("continuous_usage_stats"):
                 chunk["usage"] = _usage(len(prompt_ids), num_emitted)
             events.append(_event(chunk))
         if options.get("include_usage"):

@@ -76,6 +76,7 @@ def _die(rig: GatewayRig, *deaths: tuple[str, int]) -> None:
         {},
         {"stream_options": {"include_usage": True}},
         {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"stream_options": {"include_usage": False, "continuous_usage_stats": True}},
         {"return_token_ids": True},
         {"max_tokens": 7},
         {"stop": ["END"]},
