@@ -89,6 +89,9 @@ def why_not_resumable(path: str, fields: Fields) -> str:
     named = next((name for name in _NEVER if _value(fields, name)), None)
     if named is not None:
         return f"{named} is set"
+    options = _value(fields, "stream_options") or {}
+    if not isinstance(options, dict) or not isinstance(options.get("include_usage"), bool | None):
+        return "stream_options are for the engine to refuse"
     # Bytes: to `/v1/completions` 0 is a wish, of the sampled tokens' own.
     if bytes(fields.get("logprobs", _NULL)) not in (b"null", b"false"):
         return "logprobs are asked for"

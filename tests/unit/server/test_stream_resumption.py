@@ -217,6 +217,7 @@ UNRESUMABLE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
     (COMPLETIONS, {"stop": ["END"], "include_stop_str_in_output": True}),
     (COMPLETIONS, {"bad_words": ["x"]}),
+    (CHAT, {"stream_options": {"include_usage": "always"}}),
 ]
 
 
