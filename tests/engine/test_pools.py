@@ -14,7 +14,6 @@ import psutil
 import pytest
 import tiny
 import torch
-import zmq
 from conftest import make_drafts
 from live_engine import Completion, LiveEngine, start_engine
 
@@ -22,7 +21,6 @@ from launch import host
 from launch.config import PoolSettings, SystemConfig
 from launch.engine_command import as_flags, kv_events_config, kv_transfer_config, kv_transfer_env
 from server.config import EngineEndpoint
-from server.routing.kv_messages import BlockStored, decode_events
 
 BLOCK_TOKENS = 32
 PROMPTS = [f"{index}: " + "what one engine has read the other need not read again. " * 6 for index in range(4)]
@@ -36,12 +34,10 @@ HITS, FAILED, BYTES = (
 
 
 class Pair(NamedTuple):
-    """One engine of each kind, and the gateway's ends of their KV event channels."""
+    """One engine of each kind."""
 
     prefill: LiveEngine
     decode: LiveEngine
-    events: zmq.Socket[bytes]
-    replay_endpoints: dict[str, str]
 
     def prefilled(self, prompt: str, salt: str) -> dict[str, Any]:
         """What the decode engine must know to pull the prompt's KV."""
@@ -65,12 +61,12 @@ def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     make_drafts(state_dir, tiny_target, draft_vocab_size=tiny.DRAFT_VOCAB, count=2)
     pools = "pool=[{id='prefill-0', kind='prefill', port=0}, {id='decode-0', kind='decode', port=0}]"
     config = host.with_ports(SystemConfig.load([], [pools, "gateway.port=0", "gateway.admin_port=0"]))
-    replay_endpoints = {pool.id: f"ipc://{state_dir}/{pool.id}-kv.sock" for pool in config.pool}
     cores = sorted(os.sched_getaffinity(0))
 
     def start(pool: PoolSettings, core: int) -> LiveEngine:
         facts = host.gather()
-        endpoint = EngineEndpoint(id=pool.id, url="", events_endpoint="", kv_replay_endpoint=replay_endpoints[pool.id])
+        replay = f"ipc://{state_dir}/{pool.id}-kv.sock"
+        endpoint = EngineEndpoint(id=pool.id, url="", events_endpoint="", kv_replay_endpoint=replay)
         options = {
             "max_num_seqs": 8,
             "kv_transfer_config": kv_transfer_config(pool, facts),
@@ -89,12 +85,9 @@ def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         )
         return stack.enter_context(engine)
 
-    with ExitStack() as stack, zmq.Context() as context, context.socket(zmq.SUB) as events, ThreadPoolExecutor(2) as threads:
-        events.subscribe(b"kv@")
-        events.rcvtimeo = 5000
-        events.bind(config.kv_events_endpoint)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
         prefill, decode = threads.map(start, config.pool, (cores[0], cores[-1]))
-        yield Pair(prefill, decode, events, replay_endpoints)
+        yield Pair(prefill, decode)
 
 
 def acceptance_length(completions: list[Completion]) -> float:
@@ -178,28 +171,6 @@ def test_nothing_of_an_engine_listens_beyond_this_machine(pair: Pair) -> None:
         sockets = [socket for member in family for socket in member.net_connections("inet")]
         listening = {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
         assert listening == {"127.0.0.1"}
-
-
-def test_an_engine_tells_what_it_caches_and_repeats_it_on_request(pair: Pair) -> None:
-    prompt_ids = pair.complete(PROMPTS[1], salt="events").prompt_ids
-    first_block = prompt_ids[:BLOCK_TOKENS]
-
-    def stored(payload: bytes) -> bool:
-        events = [event for event in decode_events(payload) if isinstance(event, BlockStored)]
-        return any(event.token_ids[:BLOCK_TOKENS] == first_block and event.keys()[0] == ["events"] for event in events)
-
-    waited_for = {b"kv@prefill-0", b"kv@decode-0"}
-    while waited_for:
-        topic, _, payload = pair.events.recv_multipart()
-        if stored(payload):
-            waited_for.discard(topic)
-    with pair.events.context.socket(zmq.DEALER) as replay:
-        replay.rcvtimeo = 5000
-        replay.connect(pair.replay_endpoints["decode-0"])
-        replay.send_multipart([b"", (0).to_bytes(8, "big")])
-        repeated = list(iter(lambda: replay.recv_multipart()[-2:], [(-1).to_bytes(8, "big", signed=True), b""]))
-    assert [int.from_bytes(number, "big") for number, _ in repeated] == list(range(len(repeated)))
-    assert any(stored(payload) for _, payload in repeated)
 
 
 def test_a_prefill_engine_lost_between_the_legs_costs_time_only(pair: Pair) -> None:
