@@ -7,18 +7,23 @@ speculation schedule keeps the scheduler from padding with placeholders (SEAMS.m
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from vllm.distributed import nixl_utils
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.sample import rejection_sampler
 
 MEND_EXPAND = "mend:expand_batch_to_tokens"
 MEND_SEEDED = "mend:seeded_chunked_prefill"
 MEND_TIED_HEAD = "mend:tied_lm_head"
+MEND_NIXL = "mend:nixl_progress_thread"
 
+_NIXL_PAUSE_US = 1000
+"""Adds at most this to a transfer, which takes tens of milliseconds on a CPU."""
 _EXPAND_PARAMETERS = ["x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"]
 
 
@@ -81,3 +86,23 @@ def refresh_tied_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
+
+
+def mend_nixl_progress_thread() -> None:
+    """NIXL's progress thread takes a whole core, busy or idle: its Python API sets the pause between two polls to 0.
+
+    Agents made after this call pause for a millisecond. Call it only where NIXL is installed. Remove when
+    `nixl_agent_config` takes the pause and vLLM passes one on a CPU.
+    """
+    # Through vLLM, which sets what UCX reads when NIXL is imported.
+    bindings = sys.modules[nixl_utils.NixlWrapper.__module__].nixlBind
+    stock = bindings.nixlAgent
+    if getattr(stock, "is_mended", False):
+        return
+
+    def agent(name: str, config: Any) -> Any:
+        config.pthrDelay = _NIXL_PAUSE_US
+        return stock(name, config)
+
+    agent.is_mended = True  # type: ignore[attr-defined]
+    bindings.nixlAgent = agent

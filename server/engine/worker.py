@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed import nixl_utils
 from vllm.distributed.parallel_state import get_tp_group
 
 from server.engine import mends
@@ -124,7 +125,11 @@ class PacelineWorker(_Base):
         if self.device_config.device_type != "cpu":
             return []
         mends.mend_expand_batch_to_tokens()
-        return [mends.MEND_EXPAND, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        in_force = [mends.MEND_EXPAND, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        if self.vllm_config.kv_transfer_config is not None and nixl_utils.is_nixl_available():
+            mends.mend_nixl_progress_thread()
+            in_force.append(mends.MEND_NIXL)
+        return in_force
 
     def _resolve_spec(self) -> CaptureSpec:
         """The spec of this engine's files, checked against what vLLM really loaded; raises ConfigError."""

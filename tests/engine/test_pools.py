@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -162,6 +163,15 @@ def test_nixl_leaves_each_engine_on_its_own_core(pair: Pair) -> None:
     for engine, core in ((pair.prefill, cores[0]), (pair.decode, cores[-1])):
         pid = engine.ok("/paceline/status")["workers"][0]["pid"]
         assert os.sched_getaffinity(pid) == {core}
+
+
+def test_an_idle_engine_leaves_its_core_to_others(pair: Pair) -> None:
+    workers = [psutil.Process(engine.ok("/paceline/status")["workers"][0]["pid"]) for engine in (pair.prefill, pair.decode)]
+    time.sleep(2.0)  # vLLM's own queues poll for a second before they wait
+    before_s = [sum(worker.cpu_times()[:2]) for worker in workers]
+    time.sleep(3.0)
+    for worker, before in zip(workers, before_s, strict=True):
+        assert sum(worker.cpu_times()[:2]) - before < 0.3
 
 
 def test_nothing_of_an_engine_listens_beyond_this_machine(pair: Pair) -> None:

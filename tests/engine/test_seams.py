@@ -179,6 +179,16 @@ def test_nixl_still_moves_the_worker_to_the_last_core() -> None:
     assert "ensure_kv_transfer_initialized(" in inspect.getsource(CPUWorker.initialize_from_config)
 
 
+def test_nixl_still_polls_without_a_pause() -> None:
+    """When this fails, the mend of NIXL's progress thread may have lost its reason."""
+    from vllm.distributed import nixl_utils
+
+    api = inspect.getmodule(nixl_utils.NixlWrapper)
+    assert api is not None
+    assert "agent_config.pthrDelay = 0" in inspect.getsource(api)
+    assert "nixlBind.nixlAgent(agent_name, agent_config)" in inspect.getsource(api)
+
+
 def test_both_runners_keep_the_cache_config_the_layout_is_read_from() -> None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, iter_layer_specs
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
