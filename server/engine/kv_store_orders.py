@@ -39,6 +39,14 @@ class LoadOrder:
     blocks: list[BlockOrder]
 
 
+@dataclass(frozen=True)
+class UseOrder:
+    """A prefix that a request which has ended was computed with."""
+
+    tenant: str
+    names: list[str]
+
+
 @dataclass
 class StepOrders(KVConnectorMetadata):
     """scheduler -> workers, once a step."""
@@ -47,6 +55,7 @@ class StepOrders(KVConnectorMetadata):
     """Blocks whose first token is computed in this step."""
     saves: list[SaveOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
+    uses: list[UseOrder] = field(default_factory=list)
     finished_ids: list[str] = field(default_factory=list)
     """Requests whose blocks wait for this step's saves to be freed."""
 

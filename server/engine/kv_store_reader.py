@@ -85,16 +85,7 @@ class KvReader:
             self._counts.add(CORRUPT)
             _remove(path)
             return None
-        _touch(path)
         return tensors
-
-
-def _touch(path: os.PathLike[str]) -> None:
-    """Eviction takes what was not used for longest; on a disk that cannot be written to, nothing is evicted either."""
-    try:
-        os.utime(path)
-    except OSError:
-        return
 
 
 def _remove(path: os.PathLike[str]) -> None:

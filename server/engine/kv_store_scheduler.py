@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from server.engine.kv_store_layout import KvStoreLayout
-from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, StepReport
+from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, StepReport, UseOrder
 from server.engine.requests import DEFAULT_LABEL
 from wire.kv_blocks import extend_chain, root_name
 from wire.kv_files import KvDirectory, KvRealm, tenant_label
@@ -68,6 +68,7 @@ class StoreScheduler:
         self._requests: dict[str, TrackedRequest] = {}
         self._loads: list[LoadOrder] = []
         self._last_saves: list[SaveOrder] = []
+        self._uses: list[UseOrder] = []
         self._finished_ids: list[str] = []
 
     def begin(self, request: Request) -> None:
@@ -98,8 +99,8 @@ class StoreScheduler:
 
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """Everything for the step that is about to run."""
-        orders = StepOrders(saves=self._last_saves, loads=self._loads, finished_ids=self._finished_ids)
-        self._last_saves, self._loads, self._finished_ids = [], [], []
+        orders = StepOrders(saves=self._last_saves, loads=self._loads, uses=self._uses, finished_ids=self._finished_ids)
+        self._last_saves, self._loads, self._uses, self._finished_ids = [], [], [], []
         size = self._layout.block_size_tokens
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             tracked = self._requests.get(request_id)
@@ -114,8 +115,11 @@ class StoreScheduler:
     def finish(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request's blocks must outlive it by a step, to be saved."""
         tracked = self._requests.pop(request.request_id, None)
-        if tracked is None or tracked.is_loading:
+        if tracked is None or tracked.is_loading or not tracked.is_storable:
             return False
+        num_settled = tracked.extend(tracked.num_settled_tokens())
+        if num_settled:
+            self._uses.append(UseOrder(tracked.tenant, [tracked.name(position) for position in range(num_settled)]))
         saves = self._saves(tracked, block_ids)
         if not saves:
             return False

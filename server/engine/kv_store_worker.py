@@ -20,7 +20,7 @@ from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, Step
 from server.engine.kv_store_reader import KvReader, Loaded
 from server.engine.kv_store_writer import KvWriter
 from wire.errors import ConfigError
-from wire.kv_files import KvBlockHeader, KvDirectory
+from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
 from wire.spec import SCHEMA_VERSION
 
 LOAD_TIMEOUT_S = 10.0
@@ -56,14 +56,17 @@ class StoreWorker:
         self._sent_ids: set[str] = set()
         self._failed_block_ids: set[int] = set()
         self.counts = StoreCounts()
-        directory = KvDirectory(layout.root)
-        self._writer = KvWriter(directory, layout.max_bytes, self.counts)
-        self._reader = KvReader(directory, {name: cache[0] for name, cache in caches.items()}, self.counts)
+        self._directory = KvDirectory(layout.root)
+        self._writer = KvWriter(self._directory, layout.max_bytes, self.counts)
+        self._reader = KvReader(self._directory, {name: cache[0] for name, cache in caches.items()}, self.counts)
 
     def begin_step(self, orders: StepOrders) -> None:
         version = self._target_version()
         for save in orders.saves:
             self._save(save, version)
+        for use in orders.uses:
+            realm = KvRealm(self._layout.layout_hash, version, use.tenant)
+            self._writer.touch([self._directory.block_path(realm, name, self._rank) for name in use.names])
         for block_id in orders.begun_block_ids:
             self._versions[block_id] = version
         for load in orders.loads:

@@ -7,6 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from server.engine.affinity import leave_compute_cores
 from server.engine.kv_store_blocks import LayerTensors, encode_block
@@ -25,7 +27,8 @@ _RECOUNT_S = 30.0
 """Other engines write to the same directory."""
 _CLOSE_TIMEOUT_S = 5.0
 
-_Job = tuple[KvBlockHeader, Callable[[], LayerTensors], int]
+_Job = tuple[Callable[[], None], int]
+"""What to do, and how many bytes of copies that frees."""
 
 
 class KvWriter:
@@ -59,7 +62,11 @@ class KvWriter:
         """Queue one block; `tensors` waits until its copy has reached the host."""
         with self._lock:
             self._num_queued_bytes += num_bytes
-        self._queue.put((header, tensors, num_bytes))
+        self._queue.put((partial(self._save, header, tensors), num_bytes))
+
+    def touch(self, paths: list[Path]) -> None:
+        """Note the use of a prefix, once what is queued before is saved."""
+        self._queue.put((partial(self._directory.touch, paths), 0))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -68,9 +75,9 @@ class KvWriter:
     def _run(self) -> None:
         leave_compute_cores()
         while (job := self._queue.get()) is not None:
-            header, tensors, num_bytes = job
+            work, num_bytes = job
             try:
-                self._save(header, tensors)
+                work()
             except OSError as error:
                 logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
                 self._rest(DISK_ERROR)

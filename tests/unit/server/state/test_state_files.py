@@ -91,6 +91,21 @@ def test_the_least_recently_used_blocks_go_first_and_held_ones_stay(directory: K
     assert directory.prefix(REALM, held[-1])
 
 
+def test_the_end_of_a_used_prefix_goes_before_its_start(directory: KvDirectory) -> None:
+    names = names_of(4)
+    paths = store_prefix(directory, names)
+    directory.touch([*paths[:2], paths[0].with_name("gone"), *paths[2:]])
+    num_bytes = sum(block.num_bytes for block in directory.blocks())
+    directory.shrink(num_bytes - 1, leave_bytes=num_bytes // 2)
+    assert [found.name for found in directory.prefix(REALM, names[1])] == names[:2]
+    assert len(list(directory.blocks())) == 2
+
+
+def test_nobody_else_on_the_machine_reads_what_was_said(directory: KvDirectory) -> None:
+    store_prefix(directory, names_of(1))
+    assert directory.root.stat().st_mode & 0o077 == 0
+
+
 def test_a_hold_protects_its_own_tenant_only_and_a_lease_ends(directory: KvDirectory) -> None:
     names, other = names_of(1), REALM._replace(tenant="other")
     for realm in (REALM, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from block_files import BLOCK_TOKENS, REALM, header, names_of
 
 from server.engine import kv_store_worker
 from server.engine.kv_store_layout import KvStoreLayout
-from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders
+from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, UseOrder
 from server.engine.kv_store_reader import KvReader
 from server.engine.kv_store_worker import StoreWorker
 from wire.errors import ConfigError
@@ -111,6 +112,19 @@ def test_a_copy_is_made_before_the_block_is_written_anew(first: Machine, second:
     wait_for_files(tmp_path / "kv", 1)
     assert second.load([0]) == set()
     assert torch.equal(second.caches["layer.0"][0], kept)
+
+
+def test_a_request_that_ends_makes_its_prefix_young_again(first: Machine, tmp_path: Path) -> None:
+    first.begin(2, 5)
+    first.save([2, 5])
+    wait_for_files(tmp_path / "kv", 2)
+    paths = [KvDirectory(tmp_path / "kv").block_path(REALM, name, 0) for name in NAMES[:2]]
+    for path in paths:
+        os.utime(path, (0.0, 0.0))
+    first.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:2])]))
+    first.store.close()
+    assert time.time() - paths[0].stat().st_mtime < 60.0
+    assert paths[0].stat().st_mtime > paths[1].stat().st_mtime > 0.0
 
 
 def test_what_follows_a_missing_block_is_not_loaded(first: Machine, second: Machine, tmp_path: Path) -> None:
