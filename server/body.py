@@ -116,7 +116,10 @@ def _client_xargs(fields: dict[str, Raw]) -> dict[str, Raw]:
     internal = sorted(name for name in xargs if name in _INTERNAL_XARGS)
     if internal:
         raise ApiError(
-            400, f"vllm_xargs keys {internal} are internal to the server; leave them out", code="internal_field", param="vllm_xargs"
+            400,
+            f"vllm_xargs keys {internal} are internal to the server; leave them out",
+            code="internal_field",
+            param="vllm_xargs",
         )
     if reserved:
         raise ApiError(
