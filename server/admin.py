@@ -44,6 +44,7 @@ def admin_app(
     learner: LearnerLink,
     health: HealthMonitor,
     status: Callable[[], AdminStatus],
+    routing: Callable[[], msgspec.Struct],
 ) -> FastAPI:
     """The application of the admin port."""
     app = FastAPI(title="Paceline admin", openapi_url=None)
@@ -56,6 +57,11 @@ def admin_app(
     @app.get("/admin/status")
     async def get_status() -> Response:
         return json_response(status())
+
+    @app.get("/admin/routing")
+    async def get_routing() -> Response:
+        """What the router knows, and its latest decisions with their costs."""
+        return json_response(routing())
 
     @app.post("/admin/capture")
     async def set_capture(request: Request) -> Response:

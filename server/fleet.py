@@ -10,14 +10,11 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from server.config import PoolKind
+from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
 from server.relay.breaker import Breaker
 from wire.control import EngineStatus, EngineView
 from wire.spec import CaptureSpec
-
-KV_LEASE_S = 30.0
-"""How long a prefill engine keeps blocks that nobody pulls; vLLM's `kv_lease_duration`, which the plan leaves as it is."""
 
 
 class Engine:

@@ -105,6 +105,7 @@ class Gateway:
             learner=self.learner,
             health=self.health,
             status=self.status.build,
+            routing=self.router.view,
         )
 
     @property

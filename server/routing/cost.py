@@ -87,6 +87,9 @@ class CostModel:
             return known[kind]
         return sum(known.values()) / len(known) if known else PRIOR_SECONDS_PER_TOKEN
 
+    def observed_seconds_per_token(self) -> dict[str, float]:
+        return dict(self._seconds_per_token)
+
     @property
     def bytes_per_second(self) -> float:
         return 1.0 / self._seconds_per_byte

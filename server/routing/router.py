@@ -49,6 +49,19 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Of the best prefill engine with it, where one was weighed."""
 
 
+class RoutingView(Struct, frozen=True, kw_only=True):
+    """gateway -> operator: GET /admin/routing."""
+
+    policy: str
+    prefill_seconds_per_token: dict[str, float]
+    """As observed, by kind of pool; a kind without an observation is taken to be as fast as the others."""
+    transfer_bytes_per_second: float
+    num_indexed_blocks: dict[str, int]
+    """KV blocks each engine is known to hold."""
+    decisions: list[Decision]
+    """The latest last."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where a request goes."""
@@ -89,6 +102,7 @@ class Router:
         """Newest last."""
         self._fleet = fleet
         self._index = index
+        self._settings = settings
         self._policy = make_policy(settings.policy)
         self._metrics = metrics
 
@@ -108,6 +122,16 @@ class Router:
         else:
             choice = self._weigh(candidate, prompt, chains, exclude)
         return self._decide(candidate, choice, prompt)
+
+    def view(self) -> RoutingView:
+        """Why requests went where they went."""
+        return RoutingView(
+            policy=self._settings.policy,
+            prefill_seconds_per_token=self.costs.observed_seconds_per_token(),
+            transfer_bytes_per_second=self.costs.bytes_per_second,
+            num_indexed_blocks={engine.id: self._index.num_held(engine.id) for engine in self._fleet.engines},
+            decisions=list(self.decisions),
+        )
 
     def degrade(self, route: Route, why: str) -> Route:
         """The same engine, which now prefills by itself, because the prefill leg failed."""

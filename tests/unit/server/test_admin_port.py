@@ -145,3 +145,17 @@ def test_capture_rate_reaches_every_engine(tmp_path: Path) -> None:
             assert (await rig.status())["capture"]["rate"] == 0.0
 
     run(scenario())
+
+
+def test_routing_explains_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            await rig.complete()
+            view = (await rig.admin("GET", "/admin/routing")).json
+            assert view["policy"] == "kv_aware"
+            (decision,) = view["decisions"]
+            assert decision["engine"] in view["num_indexed_blocks"]
+            assert decision["path"] == "combined"
+            assert decision["local"]["active_s"] == 0.0
+
+    run(scenario())

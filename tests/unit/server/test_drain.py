@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway_rig import GatewayRig, eventually, run, running
 
-from server.fleet import KV_LEASE_S
+from server.config import KV_LEASE_S
 
 
 async def _drain(rig: GatewayRig, engine_id: str, verb: str = "drain") -> Any:
