@@ -82,6 +82,9 @@ class ControlPlugin:
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         state.paceline_token = engine_token()
         state.paceline = EngineControl(engine_client)
+        # The schedule an engine starts with may shrink K where many requests run, only to have graphs captured for every K.
+        full = engine_client.vllm_config.speculative_config.num_speculative_tokens
+        await engine_client.engine_core.call_utility_async(UTILITY, full)
 
 
 class EngineControl:

@@ -231,7 +231,7 @@ def start_engine(
         "method": "eagle3",
         "model": str(state_dir / "drafts" / "active"),
         "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [[1, 16, 3]],
+        "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 16, 2]],
     }
     argv = [
         *(sys.executable, "-m", "server.engine.serve", str(target_dir), "--host", "127.0.0.1", "--port", str(port)),

@@ -10,6 +10,15 @@ from live_engine import LiveEngine
 PROMPTS = [f"depth prompt {i}: " for i in range(6)]
 
 
+def test_an_engine_whose_schedule_shrinks_starts_with_full_depth_for_every_batch_size(tiny_engine: LiveEngine) -> None:
+    tiny_engine.settle()
+    tiny_engine.listener.clear()
+    tiny_engine.complete_all(PROMPTS)
+    tiny_engine.settle()
+    depths = {span.num_proposed for item in tiny_engine.listener.captured for span in item.message.spans}
+    assert depths == {0, 3}  # 0: the prompts
+
+
 def test_depth_changes_under_load_leave_every_token_as_it_was(tiny_engine: LiveEngine) -> None:
     reference = tiny_engine.complete_all(PROMPTS, max_tokens=150)
     tiny_engine.settle()
