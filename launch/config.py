@@ -15,6 +15,7 @@ from server.config import (
     CanarySettings,
     CaptureSettings,
     GatewaySettings,
+    KvStoreSettings,
     PoolKind,
     RoutingSettings,
 )
@@ -102,6 +103,7 @@ class SystemConfig(Config):
     gateway: GatewaySettings = GatewaySettings()
     admission: AdmissionSettings = AdmissionSettings()
     routing: RoutingSettings = RoutingSettings()
+    kv_store: KvStoreSettings = KvStoreSettings()
     canary: CanarySettings = CanarySettings()
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()

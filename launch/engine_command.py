@@ -10,7 +10,7 @@ from typing import Any
 from launch.config import LOOPBACK, PoolSettings, SystemConfig
 from launch.host import HostFacts
 from launch.rundir import ENGINE_TOKEN_VARIABLE, Tokens
-from server.config import KV_LEASE_S, EngineEndpoint, EnginePartsConfig
+from server.config import KV_LEASE_S, KV_STORE_DIRECTORY, EngineEndpoint, EnginePartsConfig
 from wire.errors import ConfigError
 
 ENGINE_MODULE = "server.engine.serve"
@@ -66,8 +66,9 @@ def engine_argv(
     }
     if config.publishes_kv_events:
         owned["kv_events_config"] = kv_events_config(config, endpoint)
-    if config.transfers_kv(pool):
-        owned["kv_transfer_config"] = kv_transfer_config(pool, host)
+    connectors = kv_connectors(config, host, pool)
+    if connectors:
+        owned["kv_transfer_config"] = connectors[0] if len(connectors) == 1 else in_turn(connectors)
     return [host.python, "-m", ENGINE_MODULE, str(target_dir), *as_flags(owned | options)]
 
 
@@ -95,7 +96,37 @@ def kv_events_config(config: SystemConfig, endpoint: EngineEndpoint) -> dict[str
     }
 
 
-def kv_transfer_config(pool: PoolSettings, host: HostFacts) -> dict[str, Any]:
+def kv_connectors(config: SystemConfig, host: HostFacts, pool: PoolSettings) -> list[dict[str, Any]]:
+    """Where an engine gets KV from besides its own cache, the first to be asked first."""
+    transfer = [nixl_connector(pool, host)] if config.transfers_kv(pool) else []
+    return transfer + ([store_connector(config)] if config.kv_store.enabled else [])
+
+
+def in_turn(connectors: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several connectors as one."""
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": connectors[0]["kv_role"],
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": connectors},
+    }
+
+
+def store_connector(config: SystemConfig) -> dict[str, Any]:
+    """KV of finished conversations on a path."""
+    return {
+        "kv_connector": "PacelineKvStore",
+        "kv_connector_module_path": "server.engine.kv_store_connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "directory": str(config.state.directory / KV_STORE_DIRECTORY),
+            "max_bytes": config.kv_store.max_bytes,
+        },
+    }
+
+
+def nixl_connector(pool: PoolSettings, host: HostFacts) -> dict[str, Any]:
     """NIXL, decode pulls from prefill. What cannot be pulled is computed anew: losing a prefill engine costs time, not an answer."""
     return {
         "kv_connector": "NixlConnector",

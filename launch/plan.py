@@ -102,6 +102,7 @@ def make_plan(config: SystemConfig, host: HostFacts, tokens: Tokens, *, target_d
         admission=config.admission,
         canary=config.canary,
         routing=config.routing,
+        kv_store=config.kv_store,
         engines=endpoints,
         kv_events_endpoint=config.kv_events_endpoint,
         target_dir=target_dir,

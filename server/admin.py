@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +18,8 @@ from server.health import HealthMonitor
 from server.idempotency import Answer, IdempotencyCache
 from server.learner_link import LearnerLink
 from server.public import install_error_shapes, json_response
+from server.state.admin import state_routes
+from server.state.store import StateStore
 from server.swap import SwapCoordinator
 from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport, SwapReport
 from wire.errors import PacelineError
@@ -45,6 +47,7 @@ def admin_app(
     health: HealthMonitor,
     status: Callable[[], AdminStatus],
     routing: Callable[[], msgspec.Struct],
+    stores: Sequence[StateStore],
 ) -> FastAPI:
     """The application of the admin port."""
     app = FastAPI(title="Paceline admin", openapi_url=None)
@@ -53,6 +56,7 @@ def admin_app(
     _add_draft_routes(app, swap, drafts)
     _add_learner_routes(app, learner, drafts)
     _add_engine_routes(app, fleet)
+    app.include_router(state_routes(stores))
 
     @app.get("/admin/status")
     async def get_status() -> Response:

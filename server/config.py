@@ -106,6 +106,19 @@ class GatewaySettings(Config):
     """For running requests to end after SIGTERM."""
 
 
+KV_STORE_DIRECTORY = "kv"
+"""In the state directory."""
+
+
+class KvStoreSettings(Config):
+    """`[kv_store]`: KV of finished conversations on disk, under `<state>/kv`, for a follow-up turn after an engine's restart."""
+
+    enabled: bool = False
+    """Off by default: what was said stays on disk as KV, requests kept from the learner included."""
+    max_bytes: int = Field(10_000_000_000, ge=1)
+    """The oldest prefixes are removed first."""
+
+
 class GatewayConfig(Config):
     """Resolved configuration of the gateway role."""
 
@@ -113,6 +126,7 @@ class GatewayConfig(Config):
     admission: AdmissionSettings
     canary: CanarySettings
     routing: RoutingSettings = RoutingSettings()
+    kv_store: KvStoreSettings = KvStoreSettings()
     engines: tuple[EngineEndpoint, ...] = Field(min_length=1)
     kv_events_endpoint: str = ""
     """ZMQ address the gateway binds for the engines' KV events; empty: they publish none."""

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -21,7 +22,7 @@ from server.admission import Admission
 from server.canary import Canary
 from server.collectors import AcceptanceCollector, FleetCollector, LearnerCollector
 from server.completions import ModelRoute
-from server.config import GatewayConfig
+from server.config import KV_STORE_DIRECTORY, GatewayConfig
 from server.drafts import Drafts
 from server.engines import EngineClient, new_session
 from server.events import StatsListener
@@ -40,11 +41,15 @@ from server.routing.metrics import RoutingMetrics
 from server.routing.router import Router
 from server.routing.tokens import Prompts
 from server.scrape import MetricsPage
+from server.state.engines import EngineState, engine_facts
+from server.state.posix import PosixState
+from server.state.store import StateStore
 from server.status import StatusPage
 from server.swap import SwapCoordinator
 from server.traffic import Traffic
 from server.transfers import TransferWatch
 from wire.errors import ConfigError
+from wire.kv_files import KvDirectory
 from wire.store import DraftStore
 
 logger = logging.getLogger(__name__)
@@ -106,6 +111,7 @@ class Gateway:
             health=self.health,
             status=self.status.build,
             routing=self.router.view,
+            stores=self._state_stores(),
         )
 
     @property
@@ -131,6 +137,13 @@ class Gateway:
             stopping.cancel()
             public.should_exit = admin.should_exit = True
             await asyncio.gather(*servers)
+
+    def _state_stores(self) -> list[StateStore]:
+        """Where KV can be, the engines' own caches first."""
+        stores: list[StateStore] = [EngineState(self.kv_index, partial(engine_facts, self.fleet))]
+        if self.config.kv_store.enabled:
+            stores.append(PosixState(KvDirectory(self.config.state_dir / KV_STORE_DIRECTORY)))
+        return stores
 
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
         transfers = TransferWatch(self.fleet, self.router.costs)

@@ -16,6 +16,7 @@ from server.engine import mends
 from server.engine.capture import Capture
 from server.engine.digest import model_digest
 from server.engine.kv_layout import kv_layout
+from server.engine.kv_store_version import follow_target_version
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import parts_config
 from server.engine.stage import DraftLoader, Stage
@@ -49,6 +50,7 @@ class PacelineWorker(_Base):
             )
         self._spec = self._resolve_spec()
         self._install_weights(store, active)
+        follow_target_version(lambda: self._weights.versions[TARGET])
         self._capture = Capture(
             self.model_runner,
             config,

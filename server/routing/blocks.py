@@ -1,52 +1,6 @@
-"""Prompts as chains of KV blocks: our own names for blocks, and what an engine reuses of a chain it holds.
-
-A block is named by the hash of its parent's name, its extra keys and its tokens, so a name stands for the whole prefix
-that ends with the block. The names an engine publishes depend on its settings; ours are equal for equal content.
-"""
+"""What an engine reuses of a prompt whose first blocks it holds. Blocks are named as `wire/kv_blocks.py` says."""
 
 from __future__ import annotations
-
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
-from itertools import chain, repeat
-from typing import Any
-
-import msgspec
-
-BlockName = bytes
-"""16 bytes."""
-
-_NAME_BYTES = 16
-_encode_keys = msgspec.msgpack.Encoder().encode
-
-
-def root_name(block_size_tokens: int) -> BlockName:
-    """The parent of every first block; chains of different block sizes never meet."""
-    return block_size_tokens.to_bytes(_NAME_BYTES, "little")
-
-
-def extend_chain(
-    parent: BlockName, token_ids: Sequence[int], block_size_tokens: int, extra_keys: Iterable[Any] = ()
-) -> Iterator[BlockName]:
-    """Names of the whole blocks of `token_ids` that follow `parent`.
-
-    `extra_keys` has one entry a block, None where the engine mixed nothing else into it; missing entries are None.
-    """
-    data = memoryview(array("q", token_ids)).cast("B")
-    width = block_size_tokens * 8
-    for start, keys in zip(range(0, len(data) - width + 1, width), chain(extra_keys, repeat(None)), strict=False):
-        digest = blake2b(parent, digest_size=_NAME_BYTES)
-        digest.update(data[start : start + width])
-        if keys is not None:
-            digest.update(_encode_keys(keys))
-        parent = digest.digest()
-        yield parent
-
-
-def prompt_chain(token_ids: Sequence[int], block_size_tokens: int, salt: str | None) -> list[BlockName]:
-    """Names of a prompt's whole blocks. A cache salt is an extra key of the first block."""
-    return list(extend_chain(root_name(block_size_tokens), token_ids, block_size_tokens, [[salt]] if salt else ()))
 
 
 def reusable_tokens(num_held_blocks: int, num_prompt_tokens: int, block_size_tokens: int, *, speculative: bool) -> int:

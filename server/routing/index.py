@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from server.routing.blocks import BlockName, extend_chain, root_name
+from wire.kv_blocks import BlockName, extend_chain, is_root, root_name
 
 EngineHash = int | bytes
 """How an engine names a block in its events."""
@@ -57,6 +57,11 @@ class KvIndex:
         """Blocks known to be in one engine."""
         holdings = self._holdings.get(engine_id)
         return len(holdings.by_hash) if holdings else 0
+
+    def holders(self, name: BlockName) -> dict[str, list[BlockName]]:
+        """By engine that holds a block and all before it: the names of that prefix, in order. Asking is no use."""
+        prefixes = {engine_id: _prefix(holdings, name) for engine_id, holdings in self._holdings.items()}
+        return {engine_id: prefix for engine_id, prefix in prefixes.items() if prefix}
 
     def store(
         self,
@@ -156,3 +161,15 @@ class KvIndex:
             known = holdings.by_name.get(name)
             if known is not None:
                 self._drop(known)
+
+
+def _prefix(holdings: _Holdings, name: BlockName) -> list[BlockName]:
+    """Empty where a part of it is missing."""
+    prefix: list[BlockName] = []
+    while not is_root(name):
+        block = holdings.by_name.get(name)
+        if block is None:
+            return []
+        prefix.append(name)
+        name = block.parent
+    return prefix[::-1]

@@ -16,12 +16,13 @@ from msgspec import Struct
 
 from server.config import RoutingSettings
 from server.fleet import Engine, Fleet
-from server.routing.blocks import BlockName, prompt_chain, reusable_tokens
+from server.routing.blocks import reusable_tokens
 from server.routing.cost import CostModel, LocalCost, RemoteCost
 from server.routing.index import KvIndex
 from server.routing.metrics import RoutingMetrics
 from server.routing.policies import Candidate, make_policy
 from server.routing.tokens import Prompt
+from wire.kv_blocks import BlockName, prompt_chain
 
 Path = Literal["combined", "remote_prefill", "kv_reuse", "recompute"]
 
@@ -43,6 +44,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """What made the difference, in words; may be empty."""
     num_prompt_tokens: int | None
     num_cached_tokens: int
+    prompt_hash: str | None
+    """Name of the prompt's last whole block, as `GET /admin/state` takes it; None where there is none or it is not known."""
     local: LocalCost
     """Of the chosen engine by itself."""
     remote: RemoteCost | None
@@ -81,6 +84,8 @@ class Route:
     """To compute there before."""
     transfer_s: float = 0.0
     """Expected between the prefill and the first byte."""
+    prompt_hash: str | None = None
+    """Name of the prompt's last whole block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,8 @@ class Router:
             choice = _Choice("recompute", "prefill_failed", prefill_failed)
         else:
             choice = self._weigh(candidate, prompt, chains, exclude)
-        return self._decide(candidate, choice, prompt)
+        num_tokens = None if prompt.token_ids is None else len(prompt.token_ids)
+        return self._settle(candidate, choice, num_tokens, chains.prompt_hash(_block_size(candidate.engine)))
 
     def view(self) -> RoutingView:
         """Why requests went where they went."""
@@ -139,7 +145,7 @@ class Router:
         if route.prefill is not None:
             self.costs.forget(route.prefill, route.num_prefill_tokens)
         choice = _Choice("recompute", "prefill_failed", why)
-        return self._settle(candidate, choice, route.num_prompt_tokens)
+        return self._settle(candidate, choice, route.num_prompt_tokens, route.prompt_hash)
 
     def observe(self, route: Route, *, first_byte_s: float | None) -> None:
         """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
@@ -210,10 +216,7 @@ class Router:
         )
         return _Choice("remote_prefill", "remote_cheaper", "", prefill, remote, num_uncached)
 
-    def _decide(self, candidate: Candidate, choice: _Choice, prompt: Prompt) -> Route:
-        return self._settle(candidate, choice, None if prompt.token_ids is None else len(prompt.token_ids))
-
-    def _settle(self, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None) -> Route:
+    def _settle(self, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None, prompt_hash: str | None) -> Route:
         """Enter a decision everywhere it counts."""
         worker = choice.prefill or candidate.engine
         num_uncached = (num_prompt_tokens or 0) - candidate.num_cached_tokens
@@ -227,6 +230,7 @@ class Router:
             num_prefill_tokens=choice.num_prefill_tokens if choice.prefill else max(0, num_uncached),
             num_queued_tokens=self.costs.queued_tokens(worker),
             transfer_s=choice.remote.transfer_s + choice.remote.handshake_s if choice.prefill and choice.remote else 0.0,
+            prompt_hash=prompt_hash,
         )
         self.costs.expect(worker, route.num_prefill_tokens)
         self._metrics.routed.labels(route.path, route.reason).inc()
@@ -240,6 +244,7 @@ class Router:
                 detail=choice.detail,
                 num_prompt_tokens=route.num_prompt_tokens,
                 num_cached_tokens=route.num_cached_tokens,
+                prompt_hash=prompt_hash,
                 local=candidate.cost,
                 remote=choice.remote,
             )
@@ -263,6 +268,10 @@ class _Chains:
             names = prompt_chain(self._prompt.token_ids or (), block_size_tokens, self._prompt.salt)
             self._names[block_size_tokens] = names
         return names
+
+    def prompt_hash(self, block_size_tokens: int) -> str | None:
+        names = self.of(block_size_tokens) if block_size_tokens else []
+        return names[-1].hex() if names else None
 
 
 def _block_size(engine: Engine) -> int:

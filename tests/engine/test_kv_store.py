@@ -68,7 +68,7 @@ def engine_with_store(
         state_dir,
         tiny.DRAFT_VOCAB,
         options=["--max-num-seqs", "8", "--kv-transfer-config", json.dumps(config)],
-        worker_cls="store_worker.StoreCpuWorker",
+        worker_cls="probe_worker.ProbeCpuWorker",
         engine_id=engine_id,
         core=core,
         variables=variables,

@@ -149,3 +149,23 @@ def test_options_of_the_hand_over_belong_to_the_pools(key: str) -> None:
 def test_the_hand_over_is_checked_only_where_pools_need_it() -> None:
     assert [check.name for check in check_transfer(SystemConfig.load([], [TWO]))] == []
     assert [check.name for check in check_transfer(SystemConfig.load([], [PD]))] == ["nixl"]
+
+
+def test_the_kv_store_is_a_connector_of_every_engine_and_known_to_the_gateway() -> None:
+    system = plan(TWO, "kv_store.enabled=true", "kv_store.max_bytes=1000")
+    assert gateway(system).kv_store.enabled
+    for name in "ab":
+        connector = table(engine(system, name), "--kv-transfer-config")
+        assert connector["kv_connector"] == "PacelineKvStore"
+        assert connector["kv_connector_extra_config"] == {"directory": "/state/kv", "max_bytes": 1000}
+    assert "--kv-transfer-config" not in engine(plan(TWO), "a").argv
+
+
+def test_beside_nixl_the_kv_store_comes_second() -> None:
+    system = plan(PD, "kv_store.enabled=true")
+    for name, role in (("p", "kv_producer"), ("d", "kv_consumer")):
+        both = table(engine(system, name), "--kv-transfer-config")
+        assert (both["kv_connector"], both["kv_role"], both["kv_load_failure_policy"]) == ("MultiConnector", role, "recompute")
+        extra = both["kv_connector_extra_config"]
+        assert isinstance(extra, dict)
+        assert [one["kv_connector"] for one in extra["connectors"]] == ["NixlConnector", "PacelineKvStore"]

@@ -159,3 +159,14 @@ def test_routing_explains_itself(tmp_path: Path) -> None:
             assert decision["local"]["active_s"] == 0.0
 
     run(scenario())
+
+
+def test_state_is_asked_for_by_a_prompt_s_hash(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            nobody = await rig.admin("GET", f"/admin/state?prompt_hash={'0' * 32}")
+            assert (nobody.status, nobody.json["objects"]) == (200, [])
+            assert (await rig.admin("GET", "/admin/state?prompt_hash=../../etc")).code == "bad_prompt_hash"
+            assert (await rig.admin("GET", "/admin/state/usage")).json == {"tenants": []}
+
+    run(scenario())

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from server.routing.blocks import prompt_chain, reusable_tokens
+from server.routing.blocks import reusable_tokens
 from server.routing.index import KvIndex
+from wire.kv_blocks import prompt_chain
 
 BLOCK = 4
 UNBOUNDED = 1 << 20
@@ -208,3 +209,15 @@ def test_reusable_tokens_leave_out_what_the_engine_computes_anyway(
     num_held: int, num_tokens: int, speculative: bool, expected: int
 ) -> None:
     assert reusable_tokens(num_held, num_tokens, 4, speculative=speculative) == expected
+
+
+def test_holders_of_a_block_are_those_that_hold_all_before_it_too() -> None:
+    index = KvIndex(UNBOUNDED)
+    token_ids = list(range(3 * BLOCK))
+    names = prompt_chain(token_ids, BLOCK, None)
+    for engine_id in ("a", "b"):
+        assert index.store(engine_id, [1, 2, 3], None, token_ids, BLOCK)
+    index.remove("b", [2])
+    assert index.holders(names[2]) == {"a": names}
+    assert index.holders(names[0]) == {"a": names[:1], "b": names[:1]}
+    assert index.holders(prompt_chain(token_ids, BLOCK, "salt")[0]) == {}

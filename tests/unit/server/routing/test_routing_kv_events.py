@@ -13,10 +13,10 @@ from kv_publisher import CLEARED, KvPublisher, removed, stored
 from prometheus_client import CollectorRegistry
 
 from server.routing import replay
-from server.routing.blocks import prompt_chain
 from server.routing.index import KvIndex
 from server.routing.kv_events import KvListener
 from server.routing.metrics import RoutingMetrics
+from wire.kv_blocks import prompt_chain
 
 BLOCK = 4
 DEADLINE_S = 10.0

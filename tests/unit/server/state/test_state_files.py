@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from block_files import BLOCK_TOKENS, REALM, file_bytes, header, names_of, store_prefix
+from block_files import REALM, file_bytes, header, names_of, store_prefix
 
-from server.routing import blocks as routing_blocks
 from wire import kv_blocks
 from wire.errors import WireError
 from wire.kv_files import Hold, KvDirectory, check, seal, tenant_label
@@ -142,11 +141,3 @@ def test_many_writers_of_one_block_leave_one_whole_file(directory: KvDirectory) 
 def test_a_root_is_told_from_the_blocks_that_follow_it() -> None:
     assert all(kv_blocks.is_root(kv_blocks.root_name(size)) for size in (1, 16, 128, 1 << 20))
     assert not any(kv_blocks.is_root(bytes.fromhex(name)) for name in names_of(50))
-
-
-def test_names_are_those_of_the_routing_index() -> None:
-    token_ids, salt = list(range(5 * BLOCK_TOKENS + 1)), "a salt"
-    ours = kv_blocks.prompt_chain(token_ids, BLOCK_TOKENS, salt)
-    assert ours == routing_blocks.prompt_chain(token_ids, BLOCK_TOKENS, salt)
-    extended = [*kv_blocks.extend_chain(ours[1], token_ids[2 * BLOCK_TOKENS :], BLOCK_TOKENS)]
-    assert [*ours[:2], *extended] == ours
