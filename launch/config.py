@@ -131,6 +131,15 @@ class SystemConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _stored_kv_has_one_owner(self) -> Self:
+        if self.kv_store.enabled and any(self.transfers_kv(pool) for pool in self.pool):
+            raise ValueError(
+                "kv_store.enabled keeps KV of combined engines only: what an engine pulled is not stored with its proof of "
+                "origin yet; set kv_store.enabled = false, or make the pools combined"
+            )
+        return self
+
     @property
     def publishes_kv_events(self) -> bool:
         """Whether engines tell the gateway what their KV caches hold: with one engine there is nothing to choose."""

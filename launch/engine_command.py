@@ -66,9 +66,10 @@ def engine_argv(
     }
     if config.publishes_kv_events:
         owned["kv_events_config"] = kv_events_config(config, endpoint)
-    connectors = kv_connectors(config, host, pool)
-    if connectors:
-        owned["kv_transfer_config"] = connectors[0] if len(connectors) == 1 else in_turn(connectors)
+    if config.transfers_kv(pool):
+        owned["kv_transfer_config"] = nixl_connector(pool, host)
+    elif config.kv_store.enabled:
+        owned["kv_transfer_config"] = store_connector(config)
     return [host.python, "-m", ENGINE_MODULE, str(target_dir), *as_flags(owned | options)]
 
 
@@ -93,22 +94,6 @@ def kv_events_config(config: SystemConfig, endpoint: EngineEndpoint) -> dict[str
         "endpoint": config.kv_events_endpoint,
         "topic": f"kv@{endpoint.id}",
         "replay_endpoint": endpoint.kv_replay_endpoint,
-    }
-
-
-def kv_connectors(config: SystemConfig, host: HostFacts, pool: PoolSettings) -> list[dict[str, Any]]:
-    """Where an engine gets KV from besides its own cache, the first to be asked first."""
-    transfer = [nixl_connector(pool, host)] if config.transfers_kv(pool) else []
-    return transfer + ([store_connector(config)] if config.kv_store.enabled else [])
-
-
-def in_turn(connectors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several connectors as one."""
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_role": connectors[0]["kv_role"],
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": connectors},
     }
 
 

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b, sha256
+from itertools import count, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,11 +115,15 @@ class KvDirectory:
         """Whether every rank's part is there."""
         return all(os.path.exists(self.block_path(realm, name, rank)) for rank in range(num_ranks))
 
+    def create(self) -> None:
+        """For its owner alone: KV tells what was said."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def write(self, path: Path, data: bytes) -> None:
         """Seal and store a file; a reader sees all of it or nothing. After a power cut its checksum tells what it is worth."""
         temporary = _temporary(path)
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # KV tells what was said
+            self.create()
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(seal(data))
             temporary.rename(path)
@@ -160,8 +165,7 @@ class KvDirectory:
 
     def parts(self, realm: KvRealm, name: str) -> list[Path]:
         """Files of one block, rank 0 first."""
-        found = self._realm_directory(realm).glob(f"{name}.*")
-        return sorted(path for path in found if _BLOCK_FILE.fullmatch(path.name))
+        return list(takewhile(Path.exists, (self.block_path(realm, name, rank) for rank in count())))
 
     def headers(self, realm: KvRealm) -> list[KvBlockHeader]:
         """Of all blocks of a realm, in no order; unreadable ones are left out."""

@@ -63,6 +63,9 @@ def _digest(config: VllmConfig, revision: str) -> str:
     facts: list[Any] = [
         vllm.__version__,
         revision,
+        # As vLLM resolved it, overrides applied: position encodings decide what KV holds.
+        model.hf_config.to_json_string(use_diff=False),
+        str(model.quantization),
         str(model.dtype),
         cache.cache_dtype,
         cache.block_size,

@@ -20,6 +20,8 @@ from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_TIMEOUT_S = 5.0
+
 
 class Loaded(NamedTuple):
     """What came of one load."""
@@ -38,6 +40,7 @@ class KvReader:
         self._like = like
         self._counts = counts
         self._queue: queue.SimpleQueue[tuple[LoadOrder, list[KvBlockHeader]] | None] = queue.SimpleQueue()
+        self._abandoned: set[str] = set()
         self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paceline-kv-load", daemon=True)
         self._thread.start()
@@ -53,21 +56,35 @@ class KvReader:
             ended.append(self._done.get())
         return ended
 
+    def abandon(self, request_id: str) -> None:
+        """Nobody waits for that load any more: a disk that fell behind must not stay behind."""
+        self._abandoned.add(request_id)
+
     def close(self) -> None:
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         leave_compute_cores()
         while (job := self._queue.get()) is not None:
             order, expected = job
-            blocks: list[LayerTensors] = []
-            for header in expected:
-                tensors = self._read(header)
-                if tensors is None:
-                    break
-                blocks.append(tensors)
+            try:
+                blocks = self._read_all(order, expected)
+            except Exception:
+                # The thread's outermost loop: the load came to nothing, and the next one may not.
+                logger.exception("KV of request %s cannot be loaded and is computed anew", order.request_id)
+                blocks = []
+            self._abandoned.discard(order.request_id)
             self._done.put(Loaded(order, expected[0].target_version, blocks))
+
+    def _read_all(self, order: LoadOrder, expected: list[KvBlockHeader]) -> list[LayerTensors]:
+        blocks: list[LayerTensors] = []
+        for header in expected:
+            tensors = None if order.request_id in self._abandoned else self._read(header)
+            if tensors is None:
+                break
+            blocks.append(tensors)
+        return blocks
 
     def _read(self, expected: KvBlockHeader) -> LayerTensors | None:
         realm = KvRealm(expected.layout_hash, expected.target_version, expected.tenant)

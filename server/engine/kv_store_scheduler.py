@@ -32,6 +32,8 @@ class TrackedRequest:
         """Blocks that would be loaded, by position."""
         self.had_load = False
         self.is_loading = False
+        self.was_scheduled = False
+        """Until then its blocks may be in the making by somebody else: a pull, whose tokens vLLM counts as computed at once."""
         self._block_size = block_size_tokens
         self._names = [root_name(block_size_tokens)]
 
@@ -107,6 +109,7 @@ class StoreScheduler:
             block_ids = _block_ids(output, request_id)
             if tracked is None or block_ids is None:
                 continue
+            tracked.was_scheduled = True
             first = tracked.request.num_computed_tokens
             orders.begun_block_ids += block_ids[-(-first // size) : -(-(first + num_tokens) // size)]
             orders.saves += self._saves(tracked, block_ids)
@@ -115,7 +118,7 @@ class StoreScheduler:
     def finish(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request's blocks must outlive it by a step, to be saved."""
         tracked = self._requests.pop(request.request_id, None)
-        if tracked is None or tracked.is_loading or not tracked.is_storable:
+        if tracked is None or tracked.is_loading or not tracked.was_scheduled or not tracked.is_storable:
             return False
         num_settled = tracked.extend(tracked.num_settled_tokens())
         if num_settled:

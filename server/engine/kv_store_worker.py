@@ -86,6 +86,7 @@ class StoreWorker:
         now_s = time.monotonic()
         for order in [order for order, until_s in self._loading.values() if until_s < now_s]:
             del self._loading[order.request_id]
+            self._reader.abandon(order.request_id)
             self.counts.add(LATE, len(order.blocks))
             self._failed_block_ids.update(block.block_id for block in order.blocks)
             received.add(order.request_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """Copies waiting in host memory."""
+MAX_QUEUED_JOBS = 4096
+RESERVED_BYTES = 1 << 30
+"""Left free on the disk for drafts, checkpoints and logs, which share it."""
 RETRY_S = 10.0
 """How long saving rests after the disk refused, or nothing could be evicted."""
 _SHRINK_TO = 0.9
@@ -65,8 +70,9 @@ class KvWriter:
         self._queue.put((partial(self._save, header, tensors), num_bytes))
 
     def touch(self, paths: list[Path]) -> None:
-        """Note the use of a prefix, once what is queued before is saved."""
-        self._queue.put((partial(self._directory.touch, paths), 0))
+        """Note the use of a prefix, once what is queued before is saved. Lost where the disk is far behind."""
+        if self._queue.qsize() < MAX_QUEUED_JOBS:
+            self._queue.put((partial(self._directory.touch, paths), 0))
 
     def close(self) -> None:
         self._queue.put(None)
@@ -80,6 +86,10 @@ class KvWriter:
                 work()
             except OSError as error:
                 logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
+                self._rest(DISK_ERROR)
+            except Exception:
+                # The thread's outermost loop: whatever one block met must not end the saving of all others.
+                logger.exception("a KV block could not be saved")
                 self._rest(DISK_ERROR)
             finally:
                 with self._lock:
@@ -99,6 +109,9 @@ class KvWriter:
         self._counts.add(SAVED, num_bytes=len(data))
 
     def _make_room(self, num_bytes: int) -> bool:
+        self._directory.create()
+        if shutil.disk_usage(self._directory.root).free < RESERVED_BYTES:
+            raise OSError(errno.ENOSPC, f"less than {RESERVED_BYTES} bytes are free, which are left for the rest of the system")
         is_full = self._num_stored_bytes + num_bytes > self._max_bytes
         if is_full or time.monotonic() >= self._recount_at_s:
             limit = self._max_bytes - num_bytes

@@ -58,9 +58,9 @@ def state_routes(stores: Sequence[StateStore]) -> APIRouter:
 
 
 async def _gather(stores: Sequence[StateStore], ask: Callable[[StateStore], list[Item]]) -> list[Item]:
-    """Every back end's answers, in order; they may read a disk, so off the event loop."""
+    """Every back end's answers, in order. Those that read a disk do it off the event loop; the others read what it changes."""
     try:
-        answers = [await asyncio.to_thread(ask, store) for store in stores]
+        answers = [await asyncio.to_thread(ask, store) if store.reads_disk else ask(store) for store in stores]
     except OSError as error:
         raise ApiError(503, f"a KV store does not answer: {error}", code="state_unavailable", retry_after_s=1) from error
     return [item for answer in answers for item in answer]

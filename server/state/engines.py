@@ -49,6 +49,7 @@ class EngineState:
     """`engines` gives the engines as they are now: `partial(engine_facts, fleet)`."""
 
     tier = "device"
+    reads_disk = False
 
     def __init__(self, index: PrefixHolders, engines: Callable[[], Iterable[EngineFacts]]) -> None:
         self._index = index

@@ -18,6 +18,7 @@ class PosixState:
     """A StateStore over one directory."""
 
     tier = "disk"
+    reads_disk = True
 
     def __init__(self, directory: KvDirectory) -> None:
         self._directory = directory

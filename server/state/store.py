@@ -81,13 +81,14 @@ class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateStore(Protocol):
-    """One back end. Methods may touch a disk: call them off the event loop.
+    """One back end. Where it reads a disk, call its methods off the event loop; else on it, where what it reads changes.
 
     All operations but `locate` and `usage` take an object as `locate` gave it, and raise StateNotFound where it is gone,
     StateUnsupported where the back end has no such operation, OSError where a disk refuses.
     """
 
     tier: str
+    reads_disk: bool
 
     def locate(self, object_id: str) -> list[StateObject]:
         """Every object of that prefix: one per tenant, layout and target version. A snapshot, true when it was taken.

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from launch import host
 from launch.config import PoolSettings, SystemConfig
-from launch.engine_command import kv_transfer_config, kv_transfer_env
+from launch.engine_command import kv_transfer_env, nixl_connector, store_connector
 from server.engine.kv_store_connector import PacelineKvStore
 from wire.kv_blocks import prompt_chain
 from wire.kv_files import KvDirectory
@@ -34,14 +34,9 @@ HITS = "vllm:external_prefix_cache_hits_total"
 MAX_BYTES = 1 << 30
 
 
-def store_config(store_dir: Path) -> dict[str, Any]:
-    return {
-        "kv_connector": "PacelineKvStore",
-        "kv_connector_module_path": "server.engine.kv_store_connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"directory": str(store_dir), "max_bytes": MAX_BYTES},
-    }
+def store_config(state_dir: Path) -> dict[str, Any]:
+    settings = [f"state.dir={state_dir}", "kv_store.enabled=true", f"kv_store.max_bytes={MAX_BYTES}"]
+    return store_connector(SystemConfig.load([], settings))
 
 
 def beside_nixl(nixl: dict[str, Any], store: dict[str, Any]) -> dict[str, Any]:
@@ -59,10 +54,10 @@ def engine_with_store(
     target_dir: Path, state_dir: Path, engine_id: str, *, core: int, pool: PoolSettings | None = None
 ) -> Iterator[LiveEngine]:
     """In a pool the engine has NIXL besides."""
-    config, variables = store_config(state_dir / "kv"), {}
+    config, variables = store_config(state_dir), {}
     if pool is not None:
         facts = host.gather()
-        config, variables = beside_nixl(kv_transfer_config(pool, facts), config), kv_transfer_env(pool, facts)
+        config, variables = beside_nixl(nixl_connector(pool, facts), config), kv_transfer_env(pool, facts)
     with start_engine(
         target_dir,
         state_dir,

@@ -20,7 +20,7 @@ from live_engine import Completion, LiveEngine, start_engine
 
 from launch import host
 from launch.config import PoolSettings, SystemConfig
-from launch.engine_command import as_flags, kv_events_config, kv_transfer_config, kv_transfer_env
+from launch.engine_command import as_flags, kv_events_config, kv_transfer_env, nixl_connector
 from server.config import EngineEndpoint
 
 BLOCK_TOKENS = 32
@@ -70,7 +70,7 @@ def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         endpoint = EngineEndpoint(id=pool.id, url="", events_endpoint="", kv_replay_endpoint=replay)
         options = {
             "max_num_seqs": 8,
-            "kv_transfer_config": kv_transfer_config(pool, facts),
+            "kv_transfer_config": nixl_connector(pool, facts),
             "kv_events_config": kv_events_config(config, endpoint),
             "enable_prompt_tokens_details": True,
         }

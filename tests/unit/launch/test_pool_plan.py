@@ -161,11 +161,6 @@ def test_the_kv_store_is_a_connector_of_every_engine_and_known_to_the_gateway() 
     assert "--kv-transfer-config" not in engine(plan(TWO), "a").argv
 
 
-def test_beside_nixl_the_kv_store_comes_second() -> None:
-    system = plan(PD, "kv_store.enabled=true")
-    for name, role in (("p", "kv_producer"), ("d", "kv_consumer")):
-        both = table(engine(system, name), "--kv-transfer-config")
-        assert (both["kv_connector"], both["kv_role"], both["kv_load_failure_policy"]) == ("MultiConnector", role, "recompute")
-        extra = both["kv_connector_extra_config"]
-        assert isinstance(extra, dict)
-        assert [one["kv_connector"] for one in extra["connectors"]] == ["NixlConnector", "PacelineKvStore"]
+def test_the_kv_store_is_not_for_pools_that_hand_kv_over() -> None:
+    with pytest.raises(ConfigError, match=r"kv_store\.enabled"):
+        plan(PD, "kv_store.enabled=true")

@@ -172,3 +172,31 @@ def test_a_disk_slower_than_the_engine_costs_blocks_and_no_time(disk: Disk, monk
     assert disk.count(QUEUE_FULL) == 2
     disk.wait_for(SAVED, 2)
     assert disk.save(4)
+
+
+def test_the_last_of_a_disk_is_left_to_the_rest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path / "kv", 1 << 20)
+    try:
+        monkeypatch.setattr(kv_store_writer, "RESERVED_BYTES", 1 << 60)
+        assert disk.save(0)
+        disk.wait_for(DISK_ERROR, 1)
+        assert not disk.save(1)
+        assert disk.names() == set()
+    finally:
+        disk.writer.close()
+
+
+def test_a_block_that_cannot_be_copied_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> LayerTensors:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(kv_store_writer, "RETRY_S", 0.05)
+    disk = Disk(tmp_path / "kv", 1 << 20)
+    try:
+        disk.writer.save(header(NAMES, 0), broken, BLOCK_BYTES)
+        disk.wait_for(DISK_ERROR, 1)
+        time.sleep(0.1)
+        assert disk.save(1)
+        disk.wait_for(SAVED, 1)
+    finally:
+        disk.writer.close()
