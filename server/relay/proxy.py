@@ -246,6 +246,8 @@ class Proxy:
         if relay.is_done:
             await client.end(relay.rest())
             return None
+        if relay.is_too_long:
+            return _Loss("an event of the answer is too long to pass on", can_move=False)
         if not relay.error:
             engine.doubt()
             return _Loss("the engine gave the answer up" if relay.is_aborted else "the engine ended the stream early")

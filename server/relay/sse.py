@@ -15,8 +15,8 @@ _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
 ABORTED = b'"finish_reason":"abort"'
 """How vLLM ends answers that were not complete when it was told to stop. Within a text the quotes would be escaped."""
-MAX_HELD_BYTES = 1 << 20
-"""No event of an engine is as long; past it bytes pass as they come."""
+MAX_HELD_BYTES = 64 << 20
+"""Of one unfinished event. The longest ones list a prompt's token ids: some 8 bytes a token, so 8 million tokens."""
 
 
 class _Detail(msgspec.Struct):
@@ -37,22 +37,27 @@ class EventRelay:
         """The engine's own error event, where it has reported one; nothing passes after it."""
         self.is_aborted = False
         """The engine has given the answer up; nothing passes after that either."""
-        self._held = b""
+        self.is_too_long = False
+        """An event exceeds what is held; neither it passes nor what follows."""
+        self._held = bytearray()
 
     @property
     def has_failed(self) -> bool:
-        return self.is_aborted or bool(self.error)
+        return self.is_aborted or self.is_too_long or bool(self.error)
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that can be sent now."""
         if self.has_failed:
             return b""
-        if self._held:
-            data = self._held + data
-        cut = data.rfind(_END) + len(_END)
+        held = self._held
+        searched = max(len(held) - len(_END) + 1, 0)
+        held += data
+        cut = held.rfind(_END, searched) + len(_END)
         if cut < len(_END):
-            cut = len(data) if len(data) > MAX_HELD_BYTES else 0
-        events, self._held = data[:cut], data[cut:]
+            cut = 0
+        events = bytes(held[:cut])
+        del held[:cut]
+        self.is_too_long = len(held) > MAX_HELD_BYTES
         failure = _find_event(events, _ERROR)
         if failure >= 0:
             self.error = events[failure:].split(_END, 1)[0] + _END
@@ -67,7 +72,7 @@ class EventRelay:
 
     def rest(self) -> bytes:
         """What is held of an unfinished event when the stream has ended well."""
-        held, self._held = self._held, b""
+        held, self._held = bytes(self._held), bytearray()
         return held
 
 

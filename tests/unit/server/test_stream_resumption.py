@@ -127,6 +127,40 @@ def test_stream_survives_its_engine_wherever_it_dies(tmp_path: Path, path: str, 
     run(scenario())
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_stream_passes_whole_though_the_prompts_ids_fill_more_than_a_mebibyte(tmp_path: Path, path: str) -> None:
+    long = "z q" * 200_000
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            reply = await _ask(rig, path, max_tokens=200, **prompt)
+            engine = next(engine for engine in rig.engines if engine.bodies)
+            direct = engine.model.chunks(path, {**prompt, "max_tokens": 200, "return_token_ids": True}, "one")
+            assert max(map(len, direct)) > 1 << 20
+            assert reply.body == b"".join(engine.model.chunks(path, {**prompt, "max_tokens": 200}, "one"))
+
+    run(scenario())
+
+
+def test_event_too_long_to_hold_ends_the_stream_with_one_whole_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.relay.sse.MAX_HELD_BYTES", 300)
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            for engine in rig.engines:
+                engine.model = None
+                engine.chunks = [*engine.chunks[:1], b"data: " + b"x" * 1000]
+            reply = await _ask(rig, COMPLETIONS, n=2)
+            first, last, empty = reply.body.split(b"\n\n")
+            assert (first + b"\n\n", empty) == (rig.engine.chunks[0], b"")
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_failed"
+            assert sum(len(engine.bodies) for engine in rig.engines) == 1
+            assert all(engine.breaker.allows and engine.ready for engine in rig.gateway.fleet.engines)
+
+    run(scenario())
+
+
 def test_next_engine_is_asked_for_the_rest_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
