@@ -85,7 +85,7 @@ class Gateway:
         routing_metrics = RoutingMetrics(self.metrics.registry)
         self.kv_index = KvIndex(config.routing.max_index_blocks)
         self.kv_listener = self._new_kv_listener(routing_metrics) if config.kv_events_endpoint else None
-        self.prompts = Prompts(config.target_dir)
+        self.prompts = Prompts(config.target_dir, self._max_model_len)
         self.router = Router(self.fleet, self.kv_index, config.routing, routing_metrics)
         self.proxy = Proxy(
             self.fleet,
@@ -161,6 +161,10 @@ class Gateway:
 
     def _route(self, path: str) -> ModelRoute:
         return ModelRoute(path, self.proxy, self.admission, self.traffic)
+
+    def _max_model_len(self) -> int:
+        """Of all engines, 0 while none is known."""
+        return max((engine.status.kv.max_model_len for engine in self.fleet.engines if engine.status), default=0)
 
     def _forget_kv(self, engine: Engine) -> None:
         """Another process answers under this engine's id."""

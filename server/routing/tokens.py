@@ -7,7 +7,7 @@ where it were wrong a request would only land on an engine that holds less of it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,6 +25,10 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
 MAX_THREADS = 2
+MAX_WAIT_S = 0.25
+"""For a prompt's tokens, the wait for a thread included. Nobody's first byte waits longer for somebody else's prompt."""
+MAX_BYTES_PER_TOKEN = 16
+"""Hardly any text has more; a body of more than that for each token of a context window is a prompt engines refuse."""
 _MAX_TOKEN_ID = 2**31 - 1
 _SESSION_CHARS = 256
 _SESSION_TOKENS = 64
@@ -80,11 +84,15 @@ class _Unknown(Exception):
 class Prompts:
     """Reads prompts out of request bodies."""
 
-    def __init__(self, target_dir: Path | None) -> None:
-        """`target_dir` holds `tokenizer.json` and the chat template; None or without them: no tokens are known."""
+    def __init__(self, target_dir: Path | None, max_model_len: Callable[[], int]) -> None:
+        """`target_dir` holds `tokenizer.json` and the chat template; None or without them: no tokens are known.
+
+        `max_model_len` tells how many tokens any engine takes at most, 0 while none has said so.
+        """
         self.tokenizer = _load_tokenizer(target_dir)
         """The target's, shared with whoever else turns text into its tokens; None where it is not on disk."""
         self._template = ChatTemplate.load(target_dir) if target_dir is not None else None
+        self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
@@ -92,7 +100,14 @@ class Prompts:
 
     async def read(self, path: str, fields: Mapping[str, Raw], session: str | None = None) -> Prompt:
         """`session` is what the client says its session is. Never fails on what a client sent."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, fields, session)
+        max_bytes = self._max_model_len() * MAX_BYTES_PER_TOKEN
+        if max_bytes and sum(len(value) for value in fields.values()) > max_bytes:
+            return Prompt(session=session, reason="too_long")
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, fields, session)
+        except TimeoutError:
+            return Prompt(session=session, reason="slow")
 
     def _read(self, path: str, fields: Mapping[str, Raw], session: str | None) -> Prompt:
         try:

@@ -222,7 +222,7 @@ def test_prompts_get_the_tokens_vllms_own_renderer_gives_them(tmp_path: Path, ta
         (target / "tokenizer_config.json").write_text(json.dumps(config))
     model_config = ModelConfig(model=str(target), tokenizer=str(target), dtype="float32", max_model_len=2048)
     renderer = HfRenderer(VllmConfig(model_config=model_config), get_tokenizer(str(target)))
-    prompts = Prompts(target)
+    prompts = Prompts(target, lambda: 0)
     rng = random.Random(3)
     words = ["hello", " ", "\n", "é", "日本", "<|im_end|>", "{{ 1 }}", "🙂", ""]
     for _ in range(40):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from msgspec import Raw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from server.routing.tokens import CHAT_PATH, COMPLETIONS_PATH, Prompt, Prompts
+from server.routing import tokens
+from server.routing.tokens import CHAT_PATH, COMPLETIONS_PATH, MAX_BYTES_PER_TOKEN, MAX_THREADS, Prompt, Prompts
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -63,7 +65,7 @@ def make_target(directory: Path, template: str | None, *, template_file: bool = 
 
 
 def read(target: Path | None, path: str, session: str | None = None, **fields: Any) -> Prompt:
-    prompts = Prompts(target)
+    prompts = Prompts(target, lambda: 0)
     try:
         raw = {name: Raw(msgspec.json.encode(value)) for name, value in fields.items()}
         return asyncio.run(prompts.read(path, raw, session))
@@ -209,7 +211,7 @@ def test_what_cannot_be_known_here_is_left_open_with_a_reason(
 
 
 def test_odd_bytes_never_fail(target: Path) -> None:
-    prompts = Prompts(target)
+    prompts = Prompts(target, lambda: 0)
     for body in (b'"\\ud800"', b"[" * 5000, b"{", b"nul"):
         prompt = asyncio.run(prompts.read(COMPLETIONS_PATH, {"prompt": Raw(body)}))
         assert (prompt.token_ids, prompt.reason) == (None, "unreadable")
@@ -240,9 +242,11 @@ def test_turns_of_one_conversation_share_a_session_and_others_do_not(target: Pat
     assert read(target, COMPLETIONS_PATH, prompt=long).session == read(target, COMPLETIONS_PATH, prompt=long + "!").session
 
 
-def test_the_event_loop_goes_on_while_a_long_prompt_is_read(target: Path) -> None:
+def test_the_event_loop_goes_on_while_a_long_prompt_is_read(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MAX_WAIT_S", 60.0)
+
     async def longest_pause() -> tuple[float, int]:
-        prompts = Prompts(target)
+        prompts = Prompts(target, lambda: 0)
         body = {"prompt": Raw(msgspec.json.encode("hello you " * 200_000))}
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(prompts.read(COMPLETIONS_PATH, body))
@@ -257,3 +261,42 @@ def test_the_event_loop_goes_on_while_a_long_prompt_is_read(target: Path) -> Non
     duration_s, num_turns = asyncio.run(longest_pause())
     # Without a thread the loop would get no turn between the first and the last.
     assert num_turns > 5, f"{num_turns} turns of the loop in {duration_s:.2f} s"
+
+
+def test_a_prompt_no_engine_takes_is_not_tokenized(target: Path) -> None:
+    prompts = Prompts(target, lambda: 10)
+
+    def read_completion(text: str) -> Prompt:
+        return asyncio.run(prompts.read(COMPLETIONS_PATH, {"prompt": Raw(msgspec.json.encode(text))}, "mine"))
+
+    longest = "a" * (10 * MAX_BYTES_PER_TOKEN - len('""'))
+    assert read_completion(longest).token_ids is not None
+    refused = read_completion(longest + "a")
+    assert (refused.token_ids, refused.session, refused.reason) == (None, "mine", "too_long")
+    prompts.close()
+
+
+def test_nobody_waits_long_for_the_long_prompts_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MAX_WAIT_S", 0.05)
+    target = make_target(tmp_path / "m", CHATML)
+
+    async def ask_beside_long_prompts() -> tuple[Prompt, float, Prompt]:
+        prompts = Prompts(target, lambda: 0)
+        long = {"prompt": Raw(msgspec.json.encode("hello you " * 150_000))}
+        short = {"prompt": Raw(b'"hello"')}
+        others = [asyncio.create_task(prompts.read(COMPLETIONS_PATH, long)) for _ in range(2 * MAX_THREADS)]
+        await asyncio.sleep(0)
+        started_s = time.monotonic()
+        beside = await prompts.read(COMPLETIONS_PATH, short)
+        waited_s = time.monotonic() - started_s
+        assert {prompt.reason for prompt in await asyncio.gather(*others)} == {"slow"}
+        deadline_s = time.monotonic() + 30
+        while (later := await prompts.read(COMPLETIONS_PATH, short)).token_ids is None and time.monotonic() < deadline_s:
+            pass
+        prompts.close()
+        return beside, waited_s, later
+
+    beside, waited_s, later = asyncio.run(ask_beside_long_prompts())
+    assert (beside.token_ids, beside.reason) == (None, "slow")
+    assert waited_s < tokens.MAX_WAIT_S + 1.0
+    assert later.token_ids is not None
