@@ -19,31 +19,12 @@ from server.config import EnginePartsConfig
 from server.engine import runner_v1, runner_v2
 from server.engine.acceptance import AcceptanceCounter
 from server.engine.channel import CaptureChannel, CapturedStep, describe
+from server.engine.host_rows import HostRows
 from server.engine.mends import shielded_generators
 from server.engine.requests import RequestBook, RequestInfo, is_selected
 from server.engine.step_view import StepView
 from wire.messages import CaptureSpan, CaptureStep, EngineStats
 from wire.spec import SCHEMA_VERSION, CaptureSpec
-
-
-class HostRows:
-    """Selected rows on their way to host memory; `get` waits for them.
-
-    Cloned on the computing stream: the runner reuses its buffers at the next step, and CUDA graphs replay into them.
-    """
-
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors):
-            tensors = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        self._tensors = tensors
-
-    def get(self) -> tuple[torch.Tensor, ...]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._tensors
 
 
 class PendingSpan(NamedTuple):

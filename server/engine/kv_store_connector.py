@@ -17,9 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from server.engine.kv_store_layout import resolve_layout
 from server.engine.kv_store_metrics import KvStoreMetrics, KvStoreStats
 from server.engine.kv_store_orders import StepOrders, StepReport
+from server.engine.kv_store_resolve import resolve_layout
 from server.engine.kv_store_scheduler import StoreScheduler
 from server.engine.kv_store_version import target_version
 from server.engine.kv_store_worker import StoreWorker

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from server.engine.capture import HostRows
+from server.engine.host_rows import HostRows
 from server.engine.kv_store_blocks import LayerTensors
 from server.engine.kv_store_counts import LATE, LOADED, MIXED, STALE, StoreCounts
 from server.engine.kv_store_layout import KvStoreLayout
