@@ -127,7 +127,7 @@ class Router:
         else:
             choice = self._weigh(candidate, prompt, chains, exclude)
         num_tokens = None if prompt.token_ids is None else len(prompt.token_ids)
-        return self._settle(candidate, choice, num_tokens, chains.prompt_hash(_block_size(candidate.engine)))
+        return self._settle(candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
 
     def view(self) -> RoutingView:
         """Why requests went where they went."""
@@ -173,10 +173,10 @@ class Router:
 
     def _num_cached(self, engine: Engine, prompt: Prompt, chains: _Chains) -> int:
         status = engine.status
-        if prompt.token_ids is None or status is None or len(prompt.token_ids) > status.kv.max_model_len:
-            return 0  # Too long a prompt is refused by the engine, and not worth naming its blocks.
+        if prompt.token_ids is None or status is None:
+            return 0
         block_size = status.kv.block_size_tokens
-        num_held = self._index.count_held(engine.id, chains.of(block_size))
+        num_held = self._index.count_held(engine.id, chains.of(engine))
         return reusable_tokens(num_held, len(prompt.token_ids), block_size, speculative=status.num_speculative_tokens > 0)
 
     def _weigh(self, candidate: Candidate, prompt: Prompt, chains: _Chains, exclude: Collection[Engine]) -> _Choice:
@@ -262,15 +262,19 @@ class _Chains:
         self._prompt = prompt
         self._names: dict[int, list[BlockName]] = {}
 
-    def of(self, block_size_tokens: int) -> list[BlockName]:
-        names = self._names.get(block_size_tokens)
+    def of(self, engine: Engine) -> list[BlockName]:
+        """Empty for a prompt the engine refuses as too long: naming its blocks would only hold up other requests."""
+        token_ids = self._prompt.token_ids or ()
+        if engine.status is None or len(token_ids) > engine.status.kv.max_model_len:
+            return []
+        block_size = engine.status.kv.block_size_tokens
+        names = self._names.get(block_size)
         if names is None:
-            names = prompt_chain(self._prompt.token_ids or (), block_size_tokens, self._prompt.salt)
-            self._names[block_size_tokens] = names
+            names = self._names[block_size] = prompt_chain(token_ids, block_size, self._prompt.salt)
         return names
 
-    def prompt_hash(self, block_size_tokens: int) -> str | None:
-        names = self.of(block_size_tokens) if block_size_tokens else []
+    def prompt_hash(self, engine: Engine) -> str | None:
+        names = self.of(engine)
         return names[-1].hex() if names else None
 
 

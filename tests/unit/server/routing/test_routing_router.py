@@ -143,7 +143,9 @@ def test_a_prompt_the_engine_will_refuse_is_not_looked_up() -> None:
     rig = RouterRig(engine)
     prompt = prompt_of(MAX_MODEL_LEN + 1)
     rig.hold(engine, prompt)
-    assert chosen(rig, prompt).num_cached_tokens == 0
+    route = chosen(rig, prompt)
+    assert (route.num_cached_tokens, route.prompt_hash) == (0, None)
+    assert chosen(rig, prompt_of(MAX_MODEL_LEN)).prompt_hash is not None
 
 
 def test_salted_prompts_do_not_meet() -> None:
