@@ -50,8 +50,10 @@ class Legs:
         self._prefills = prefills
 
     async def ask(self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, stack: ExitStack) -> Answer:
-        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
+        """Both legs, or the one there is. What ends with the answer is entered into `stack`: a lease, what the route expects."""
         started_s = time.monotonic()
+        if route is not None:
+            stack.callback(self._router.forget, route)
         path = route.path if route is not None else ""
         lease = None
         if route is not None and route.prefill is not None:
@@ -66,6 +68,7 @@ class Legs:
                     logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
                     self._metrics.prefill_failures.labels(route.prefill.id).inc()
                 route = self._router.degrade(route, str(failure))
+                stack.callback(self._router.forget, route)
                 path = route.path
         response = await self._send(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")

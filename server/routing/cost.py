@@ -6,7 +6,8 @@ prefilled token takes, so between equal engines a choice does not depend on that
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
+from dataclasses import dataclass
 from math import inf
 
 from msgspec import Struct
@@ -32,6 +33,14 @@ PRIOR_BYTES_PER_SECOND = 1e9
 MIN_LEARNED_BYTES = 1 << 20
 HANDSHAKE_S = 0.05
 """Of the second HTTP leg and the transfer's set-up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedPrefill:
+    """What one request has to prefill before its first byte."""
+
+    engine: Engine
+    num_tokens: int
 
 
 class LocalCost(Struct, frozen=True):
@@ -77,8 +86,8 @@ class CostModel:
         self._seconds_per_byte = 1.0 / PRIOR_BYTES_PER_SECOND
         self._transfers: dict[Engine, tuple[float, float]] = {}
         """Bytes and seconds already learned from."""
-        self._pending: defaultdict[Engine, deque[int]] = defaultdict(deque)
-        """Tokens to prefill of requests without a first byte, oldest first."""
+        self._expected: defaultdict[Engine, set[ExpectedPrefill]] = defaultdict(set)
+        """Of requests without a first byte."""
 
     def seconds_per_token(self, kind: str) -> float:
         """A kind nothing is known of is as fast as the others: looking slower, it would never be tried."""
@@ -122,26 +131,21 @@ class CostModel:
         )
 
     def queued_tokens(self, engine: Engine) -> int:
-        """Tokens to prefill before a new request's. Requests that ended untold are left out: no more wait than are there."""
-        pending = self._pending[engine]
-        while len(pending) > engine.num_in_flight:
-            pending.popleft()
-        return sum(pending)
+        """Tokens to prefill before a new request's."""
+        return sum(expected.num_tokens for expected in self._expected[engine])
 
-    def expect(self, engine: Engine, num_uncached_tokens: int) -> None:
-        """A request goes to this engine and has that much to prefill there."""
-        self.queued_tokens(engine)
-        self._pending[engine].append(num_uncached_tokens)
+    def expect(self, engine: Engine, num_uncached_tokens: int) -> ExpectedPrefill:
+        """A request goes to this engine and has that much to prefill there; whoever sends it must see to `forget`."""
+        expected = ExpectedPrefill(engine, num_uncached_tokens)
+        self._expected[engine].add(expected)
+        return expected
 
-    def forget(self, engine: Engine, num_uncached_tokens: int) -> None:
-        """That request waits there no more."""
-        pending = self._pending[engine]
-        if num_uncached_tokens in pending:
-            pending.remove(num_uncached_tokens)
+    def forget(self, expected: ExpectedPrefill) -> None:
+        """That request waits there no more; saying so twice does no harm."""
+        self._expected[expected.engine].discard(expected)
 
     def learn_prefill(self, engine: Engine, prefill_s: float, num_uncached_tokens: int, num_queued_tokens: int) -> None:
         """An engine took that long for `num_uncached_tokens`, the `num_queued_tokens` of others before them included."""
-        self.forget(engine, num_uncached_tokens)
         num_tokens = num_uncached_tokens + num_queued_tokens
         if num_tokens >= MIN_LEARNED_TOKENS:
             old = self.seconds_per_token(engine.kind)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from server.config import RoutingSettings
 from server.fleet import Engine, Fleet
 from server.routing.blocks import reusable_tokens
-from server.routing.cost import CostModel, LocalCost, RemoteCost
+from server.routing.cost import CostModel, ExpectedPrefill, LocalCost, RemoteCost
 from server.routing.index import KvIndex
 from server.routing.metrics import RoutingMetrics
 from server.routing.policies import Candidate, make_policy
@@ -78,13 +78,13 @@ class Route:
     num_prompt_tokens: int | None
     num_cached_tokens: int
     """Prompt tokens the engine is expected to report as cached, its own cache alone."""
-    num_prefill_tokens: int = 0
-    """To compute where the prompt is prefilled; 0 where the prompt is not known."""
-    num_queued_tokens: int = 0
+    expected: ExpectedPrefill
+    """Where the prompt is prefilled; of 0 tokens where it is not known."""
+    num_queued_tokens: int
     """To compute there before."""
-    transfer_s: float = 0.0
+    transfer_s: float
     """Expected between the prefill and the first byte."""
-    prompt_hash: str | None = None
+    prompt_hash: str | None
     """Name of the prompt's last whole block."""
 
 
@@ -112,7 +112,10 @@ class Router:
         self._metrics = metrics
 
     def choose(self, prompt: Prompt, exclude: Collection[Engine] = (), prefill_failed: str = "") -> Route | None:
-        """None where no engine can answer. `prefill_failed` says why a prefill leg of this request came to nothing."""
+        """None where no engine can answer. `prefill_failed` says why a prefill leg of this request came to nothing.
+
+        Whoever takes the route says with `forget` when it is over.
+        """
         chains = _Chains(prompt)
         candidates = [
             self._candidate(engine, prompt, chains)
@@ -142,19 +145,20 @@ class Router:
     def degrade(self, route: Route, why: str) -> Route:
         """The same engine, which now prefills by itself, because the prefill leg failed."""
         candidate = Candidate(route.engine, route.num_cached_tokens, self._local_cost(route.engine, route))
-        if route.prefill is not None:
-            self.costs.forget(route.prefill, route.num_prefill_tokens)
+        self.forget(route)
         choice = _Choice("recompute", "prefill_failed", why)
         return self._settle(candidate, choice, route.num_prompt_tokens, route.prompt_hash)
 
     def observe(self, route: Route, *, first_byte_s: float | None) -> None:
         """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
-        worker = route.prefill or route.engine
-        if first_byte_s is None or route.num_prompt_tokens is None:
-            self.costs.forget(worker, route.num_prefill_tokens)
-        else:
-            prefill_s = first_byte_s - route.transfer_s
-            self.costs.learn_prefill(worker, prefill_s, route.num_prefill_tokens, route.num_queued_tokens)
+        self.forget(route)
+        if first_byte_s is not None and route.num_prompt_tokens is not None:
+            expected, prefill_s = route.expected, first_byte_s - route.transfer_s
+            self.costs.learn_prefill(expected.engine, prefill_s, expected.num_tokens, route.num_queued_tokens)
+
+    def forget(self, route: Route) -> None:
+        """Its prefill is over, however it ended."""
+        self.costs.forget(route.expected)
 
     def judge(self, route: Route, num_cached_tokens: int) -> None:
         """Hold the index's prediction against the cached prompt tokens the engine reports."""
@@ -220,6 +224,7 @@ class Router:
         """Enter a decision everywhere it counts."""
         worker = choice.prefill or candidate.engine
         num_uncached = (num_prompt_tokens or 0) - candidate.num_cached_tokens
+        num_queued_tokens = self.costs.queued_tokens(worker)
         route = Route(
             engine=candidate.engine,
             prefill=choice.prefill,
@@ -227,12 +232,11 @@ class Router:
             reason=choice.reason,
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=candidate.num_cached_tokens,
-            num_prefill_tokens=choice.num_prefill_tokens if choice.prefill else max(0, num_uncached),
-            num_queued_tokens=self.costs.queued_tokens(worker),
+            expected=self.costs.expect(worker, choice.num_prefill_tokens if choice.prefill else max(0, num_uncached)),
+            num_queued_tokens=num_queued_tokens,
             transfer_s=choice.remote.transfer_s + choice.remote.handshake_s if choice.prefill and choice.remote else 0.0,
             prompt_hash=prompt_hash,
         )
-        self.costs.expect(worker, route.num_prefill_tokens)
         self._metrics.routed.labels(route.path, route.reason).inc()
         self.decisions.append(
             Decision(

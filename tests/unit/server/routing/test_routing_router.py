@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 
 import msgspec
@@ -69,7 +70,7 @@ def test_what_the_prefill_engine_holds_counts() -> None:
     rig.hold(two, prompt)
     route = chosen(rig, prompt)
     assert route.prefill is two
-    assert route.num_prefill_tokens == 8
+    assert route.expected.num_tokens == 8
 
 
 @pytest.mark.parametrize("state", ["down", "draining", "failed"])
@@ -89,7 +90,6 @@ def test_a_failed_prefill_leg_leaves_its_request_where_it_is() -> None:
     rig, prefill, decode = pd_rig()
     decode.num_in_flight = 4
     route = chosen(rig, prompt_of(1000))
-    prefill.num_in_flight = 1
     assert rig.router.costs.queued_tokens(prefill) == 1000
     again = rig.router.degrade(route, "it died")
     assert (again.engine, again.prefill, again.path, again.reason) == (decode, None, "recompute", "prefill_failed")
@@ -261,16 +261,35 @@ def test_an_engine_that_counts_anew_teaches_from_its_new_counts() -> None:
     assert costs.bytes_per_second < before
 
 
-def test_requests_that_end_untold_do_not_wait_for_ever() -> None:
-    costs, engine = CostModel(), make_engine("e0")
-    for _ in range(3):
-        costs.expect(engine, 100)
+def test_under_steady_load_just_the_requests_that_wait_are_waited_for() -> None:
+    rig = RouterRig(make_engine("e0"))
+    engine, costs = rig.engines[0], rig.router.costs
+    waiting: deque[Route] = deque()
+    for number in range(100):
+        waiting.append(chosen(rig, prompt_of(100 + number, start=5000 * number)))
         engine.num_in_flight += 1
-    assert costs.queued_tokens(engine) == 300
-    engine.num_in_flight = 1
-    assert costs.queued_tokens(engine) == 100
-    engine.num_in_flight = 0
+        if len(waiting) < 4:
+            continue
+        # Every other one breaks off before its first byte, the newest first; its place in flight is taken at once.
+        if number % 2:
+            rig.router.forget(waiting.pop())
+            engine.num_in_flight -= 1
+        else:
+            rig.router.observe(waiting.popleft(), first_byte_s=None)
+        assert costs.queued_tokens(engine) == sum(route.num_prompt_tokens or 0 for route in waiting)
+    for route in [*waiting, *waiting]:
+        rig.router.forget(route)
     assert costs.queued_tokens(engine) == 0
+
+
+def test_equal_prompts_are_told_apart() -> None:
+    rig = RouterRig(make_engine("e0"))
+    first, second = chosen(rig, prompt_of(100)), chosen(rig, prompt_of(100))
+    rig.router.forget(first)
+    rig.router.forget(first)
+    assert rig.router.costs.queued_tokens(rig.engines[0]) == 100
+    rig.router.forget(second)
+    assert rig.router.costs.queued_tokens(rig.engines[0]) == 0
 
 
 @pytest.mark.parametrize("first_byte_s", [3.0, None])
@@ -278,7 +297,6 @@ def test_the_beginning_of_an_answer_ends_the_wait_behind_its_request(first_byte_
     rig = RouterRig(make_engine("e0"))
     engine = rig.engines[0]
     route = chosen(rig, prompt_of(300))
-    engine.num_in_flight = 1
     assert rig.router.costs.queued_tokens(engine) == 300
     rig.router.observe(route, first_byte_s=first_byte_s)
     assert rig.router.costs.queued_tokens(engine) == 0
