@@ -71,8 +71,15 @@ class KvIndex:
         token_ids: Sequence[int],
         block_size_tokens: int,
         extra_keys: Sequence[Any] = (),
+        *,
+        may_repeat: bool = False,
     ) -> bool:
-        """Consecutive blocks an engine has filled; False where their parent is not known, so neither are they."""
+        """Consecutive blocks an engine has filled; False where their parent is not known, so neither are they.
+
+        `may_repeat` where the engine was asked to tell again what it reuses. It does so from a prompt's beginning on, and such
+        an event cannot be told from one of further copies. Of those, one too few makes a prefix look shorter once; one too many
+        would be believed for ever.
+        """
         holdings = self._holdings.setdefault(engine_id, _Holdings())
         parent = root_name(block_size_tokens)
         if parent_hash is not None:
@@ -80,9 +87,10 @@ class KvIndex:
             if known is None:
                 return False
             parent = known.name
+        counts_copies = parent_hash is not None or not may_repeat
         stored: list[_Block] = []
         for engine_hash, name in zip(hashes, extend_chain(parent, token_ids, block_size_tokens, extra_keys), strict=True):
-            stored.append(self._hold(holdings, engine_hash, name, parent))
+            stored.append(self._hold(holdings, engine_hash, name, parent, counts_copies=counts_copies))
             parent = name
         self._use(stored)
         while len(self._ages) > self._max_blocks:
@@ -122,10 +130,12 @@ class KvIndex:
         self._use(held)
         return len(held)
 
-    def _hold(self, holdings: _Holdings, engine_hash: EngineHash, name: BlockName, parent: BlockName) -> _Block:
+    def _hold(
+        self, holdings: _Holdings, engine_hash: EngineHash, name: BlockName, parent: BlockName, *, counts_copies: bool
+    ) -> _Block:
         block = holdings.by_hash.get(engine_hash)
         if block is not None and block.name == name:
-            block.num_copies += 1
+            block.num_copies += int(counts_copies)
             return block
         # One engine's two hashes of one content, or two contents of one hash: the newest is what it now means.
         for stale in (block, holdings.by_name.get(name)):

@@ -1,13 +1,16 @@
 """The KV event channel: one SUB socket the gateway binds, one feed for each engine that connects to it.
 
 A feed applies events strictly in order of their numbers. Where numbers are missing it asks the engine to repeat them;
-what stays missing costs the engine's whole index, because a removal nobody heard of would be believed for ever.
+what stays missing costs the engine's whole index, because a removal nobody heard of would be believed for ever. An engine tells
+of a block only when it fills it, so what it holds by then would stay unknown for as long as it is reused: for a time, requests
+have it tell of the blocks they reuse as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -36,6 +39,10 @@ MAX_QUEUED_MESSAGES = 10_000
 """Messages waiting for one engine's feed, and for the socket; newer ones are lost and asked for again."""
 MAX_REPLAY_ROUNDS = 16
 """An engine's replay socket may itself lose messages when it sends many at once; the rest is asked for again."""
+
+REPORT_S = 600.0
+"""How long requests have an engine tell what they reuse, after its index was lost and after each block that shows that something
+is still missing. Conversations that come back within that time are known again."""
 
 _HERE = (None, "GPU")
 """Memory the engine computes on: vLLM calls it GPU on every platform. Other media are slower tiers behind it, whose
@@ -82,6 +89,14 @@ class KvListener:
         """Another process answers under this id: what the old one held is gone, and numbers begin anew."""
         self._feeds[engine_id].restart()
 
+    def engine_changed(self, engine_id: str) -> None:
+        """The same process computes with another target: KV it told of so far counts no more, and numbers go on."""
+        self._feeds[engine_id].skip()
+
+    def wants_full_report(self, engine_id: str) -> bool:
+        """Whether requests should have this engine tell of the blocks they reuse too."""
+        return self._feeds[engine_id].wants_full_report
+
     def _take(self, frames: list[bytes]) -> None:
         feed = None
         try:
@@ -112,6 +127,14 @@ class EngineFeed:
         """All before it are applied."""
         self._is_new = True
         """Everything has to be asked for."""
+        self._has_lost = False
+        """This engine process may hold blocks nobody will tell of unasked."""
+        self._report_until_s = 0.0
+        """Monotonic."""
+
+    @property
+    def wants_full_report(self) -> bool:
+        return time.monotonic() < self._report_until_s
 
     def offer(self, number: int, payload: bytes) -> None:
         """Take one live message; their numbers only ever rise, but in another process."""
@@ -127,8 +150,15 @@ class EngineFeed:
         self._pending.clear()
         self._newest_number = -1
         self._is_new = True
+        self._has_lost, self._report_until_s = False, 0.0
         self._index.clear(self.engine_id)
         self._wake.set()
+
+    def skip(self) -> None:
+        """Leave out all that was told so far, whether it was applied or waits."""
+        self._pending.clear()
+        self._next_number = max(self._next_number, self._newest_number + 1)
+        self._forget("its KV was computed by another target")
 
     async def follow(self) -> None:
         """Apply events for as long as the gateway runs."""
@@ -194,6 +224,8 @@ class EngineFeed:
 
     def _forget(self, reason: str) -> None:
         self._index.clear(self.engine_id)
+        self._has_lost = True
+        self._report_until_s = time.monotonic() + REPORT_S
         self._metrics.dropped_indexes.labels(self.engine_id).inc()
         logger.warning("forgetting the KV of engine %s: %s", self.engine_id, reason)
 
@@ -213,6 +245,7 @@ class EngineFeed:
             return "unknown"
         if isinstance(event, AllBlocksCleared):
             self._index.clear(self.engine_id)
+            self._report_until_s = 0.0
             return "cleared"
         if event.medium not in _HERE:
             return "elsewhere"
@@ -226,7 +259,10 @@ class EngineFeed:
                 event.token_ids,
                 event.block_size,
                 event.keys(),
+                may_repeat=self._has_lost,
             )
+            if not known and self._has_lost:
+                self._report_until_s = time.monotonic() + REPORT_S
             return "stored" if known else "orphan"
         self._index.remove(self.engine_id, event.block_hashes)
         return "removed"

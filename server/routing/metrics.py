@@ -42,7 +42,7 @@ class RoutingMetrics:
         )
         self.dropped_indexes = Counter(
             "paceline_kv_dropped_indexes",
-            "Times all that was known of an engine's KV was forgotten because events were lost.",
+            "Times all that was known of an engine's KV was forgotten: events were lost, or its target has changed.",
             ["engine"],
             registry=registry,
         )

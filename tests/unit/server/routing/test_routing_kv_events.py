@@ -12,7 +12,7 @@ import zmq.asyncio
 from kv_publisher import CLEARED, KvPublisher, removed, stored
 from prometheus_client import CollectorRegistry
 
-from server.routing import replay
+from server.routing import kv_events, replay
 from server.routing.index import KvIndex
 from server.routing.kv_events import KvListener
 from server.routing.metrics import RoutingMetrics
@@ -303,3 +303,67 @@ async def test_salts_and_loras_reach_the_names_of_blocks(rig: Rig) -> None:
     assert rig.index.count_held("e0", prompt_chain(tokens, BLOCK, "tenant")) == 2
     assert rig.held(1, 2) == 0
     assert rig.index.count_held("e0", prompt_chain(tokens, BLOCK, "l")) == 0
+
+
+@with_rig
+async def test_after_a_loss_an_engine_is_asked_to_tell_what_it_reuses(rig: Rig) -> None:
+    publisher = await started(rig)
+    listener = rig.listener
+    assert listener is not None
+    await publisher.publish(stored([1, 2], None, block_tokens(1) + block_tokens(2), BLOCK))
+    await rig.until(lambda: rig.held(1, 2) == 2)
+    assert not listener.wants_full_report("e0")
+    await publisher.publish(removed([9]), live=False, keep=False)
+    await publisher.publish(stored([3], 2, block_tokens(3), BLOCK))
+    await rig.until(lambda: rig.count("kv_events", kind="orphan") == 1)
+    assert rig.held(1, 2, 3) == 0
+    assert listener.wants_full_report("e0")
+    # Two requests reuse the blocks; then the engine gives them up, one after the other.
+    repeated = stored([1, 2, 3], None, block_tokens(1) + block_tokens(2) + block_tokens(3), BLOCK)
+    await publisher.publish(repeated, repeated, stored([4], 3, block_tokens(4), BLOCK))
+    await rig.until(lambda: rig.held(1, 2, 3, 4) == 4)
+    await publisher.publish(removed([3]))
+    await rig.until(lambda: rig.held(1, 2, 3, 4) == 2)
+    await publisher.publish(CLEARED)
+    await rig.until(lambda: not listener.wants_full_report("e0"))
+
+
+@with_rig
+async def test_reports_are_wanted_until_nothing_is_found_missing(rig: Rig) -> None:
+    publisher = await started(rig)
+    listener = rig.listener
+    assert listener is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_events, "REPORT_S", 0.05)
+        await publisher.publish(stored([1], 0, block_tokens(1), BLOCK))
+        await rig.until(lambda: rig.count("kv_events", kind="orphan") == 1)
+        assert not listener.wants_full_report("e0"), "nothing was lost"
+        await publisher.publish(removed([9]), live=False, keep=False)
+        await publisher.publish(stored([1], None, block_tokens(1), BLOCK))
+        await rig.until(lambda: rig.held(1) == 1)
+        await rig.until(lambda: not listener.wants_full_report("e0"))
+    await publisher.publish(stored([5], 4, block_tokens(5), BLOCK))
+    await rig.until(lambda: listener.wants_full_report("e0"))
+    listener.engine_restarted("e0")
+    assert not listener.wants_full_report("e0")
+
+
+@with_rig
+async def test_another_target_in_the_same_process_leaves_nothing_of_the_old_ones_kv(rig: Rig) -> None:
+    publisher = await started(rig)
+    assert rig.listener is not None
+    await publisher.publish(stored([1, 2], None, block_tokens(1) + block_tokens(2), BLOCK))
+    await rig.until(lambda: rig.held(1, 2) == 2)
+    await rig.until(lambda: publisher.num_replays == 1)
+    rig.listener.engine_changed("e0")
+    assert rig.held(1, 2) == 0
+    await publisher.publish(stored([3], None, block_tokens(3), BLOCK))
+    await rig.until(lambda: rig.held(3) == 1)
+    assert rig.held(1, 2) == 0
+    assert publisher.num_replays == 1
+    assert rig.count("kv_event_gaps") == 0
+    # What is missed from here on is asked for as ever, and nothing before it.
+    await publisher.publish(stored([4], 3, block_tokens(4), BLOCK), live=False)
+    await publisher.publish(stored([5], 4, block_tokens(5), BLOCK))
+    await rig.until(lambda: rig.held(3, 4, 5) == 3)
+    assert rig.held(1, 2) == 0
