@@ -49,6 +49,11 @@ _TOLD_TO_WAIT = (408, 429)
 _xargs_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
+def is_silence(error: BaseException) -> bool:
+    """Whether an engine has a request and only takes long over it: no death, and no reason to have another one do it again."""
+    return isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
+
+
 class PrefillFailed(Exception):
     """No KV came of it; the decode engine computes the prompt itself. The message says why."""
 
@@ -117,7 +122,10 @@ class PrefillLegs:
             try:
                 status, content_type, body = await self._post(engine, exchange, leg.path, prefill_body(leg.fields))
             except CONNECTION_ERRORS as error:
-                engine.suspect(f"failed a prefill: {type(error).__name__}")
+                if is_silence(error):
+                    engine.wake.set()
+                else:
+                    engine.suspect(f"failed a prefill: {type(error).__name__}")
                 raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}") from error
         if 400 <= status < 500 and status not in _TOLD_TO_WAIT:
             raise PrefillRefused(status, content_type, body)

@@ -23,7 +23,7 @@ from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells_of_death
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
-from server.relay.prefill import CONNECTION_ERRORS
+from server.relay.prefill import CONNECTION_ERRORS, is_silence
 from server.relay.sse import EventRelay, is_engines_fault
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
@@ -165,6 +165,9 @@ class Proxy:
                 try:
                     answer = await self._legs.ask(exchange, leg, route, engine, stack)
                 except CONNECTION_ERRORS as error:
+                    if is_silence(error):
+                        engine.wake.set()
+                        raise _too_slow() from error
                     self._metrics.retries.labels(engine.id).inc()
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
                     # The kind alone: clients see the reason, and aiohttp's words name the private address.
@@ -232,7 +235,12 @@ class Proxy:
             except CONNECTION_ERRORS as error:
                 if relay.is_done:
                     break
-                engine.doubt()
+                if is_silence(error):
+                    engine.wake.set()
+                    if not client.has_begun:
+                        raise _too_slow() from error
+                else:
+                    engine.doubt()
                 return _Loss(f"the engine stopped answering: {error!r}")
             if not data:
                 break
@@ -262,6 +270,10 @@ class Proxy:
 
 def _engine_died() -> ApiError:
     return ApiError(503, "the engine failed; retry shortly", code="engine_error", retry_after_s=RETRY_AFTER_S)
+
+
+def _too_slow() -> ApiError:
+    return ApiError(504, "the engine took too long; ask for less at once, or for a stream", code="engine_timeout")
 
 
 async def until_disconnected(work: Awaitable[None], disconnected: Awaitable[None]) -> bool:

@@ -16,6 +16,7 @@ from fake_model import FakeModel, build_tokenizer
 from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server.config import PoolKind, RoutingSettings
+from server.relay.breaker import MAX_FAILURES
 from server.relay.prefill import RELEASE_MODEL
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
@@ -141,6 +142,20 @@ def test_prompt_is_computed_where_it_is_decoded_when_its_prefill_fails(
             assert await rig.metric('paceline_prefill_failures_total{engine="engine-0"}') == 1.0
             assert await rig.metric('paceline_routed_total{path="recompute",reason="prefill_failed"}') == 1.0
             assert await _ends(rig) == {}
+
+    run(scenario())
+
+
+def test_prefill_that_takes_too_long_is_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.relay.prefill.PREFILL_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            _hang(rig.engine)
+            for _ in range(2 * MAX_FAILURES):
+                assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+            assert len(rig.engine.bodies) == 2 * MAX_FAILURES
+            assert rig.gateway.fleet.engines[0].takes_requests
 
     run(scenario())
 

@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, events
 from gateway_rig import GatewayRig, eventually, run, running
 
 from server.config import AdmissionSettings
+from server.relay.breaker import MAX_FAILURES
 
 
 def test_stream_passes_byte_for_byte_as_it_comes(tmp_path: Path) -> None:
@@ -353,6 +354,21 @@ def test_sole_engines_failure_passes_through_with_its_own_words(tmp_path: Path) 
             reply = await rig.complete()
             assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
             assert reply.json["error"]["message"] == "queue full"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_silence_is_no_death_and_the_request_is_not_run_again(tmp_path: Path, stream: bool) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2, settings={"engine_idle_timeout_s": 0.1}) as rig:
+            for engine in rig.engines:
+                engine.first_gate = asyncio.Event()
+            for _ in range(2 * MAX_FAILURES):
+                reply = await rig.complete(stream=stream)
+                assert (reply.status, reply.code) == (504, "engine_timeout")
+            assert sum(len(engine.bodies) for engine in rig.engines) == 2 * MAX_FAILURES
+            assert all(engine.takes_requests for engine in rig.gateway.fleet.engines)
 
     run(scenario())
 
