@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
-from server.relay.breaker import Breaker
+from server.relay.breaker import Breaker, Visit
 from wire.control import EngineStatus, EngineView
 from wire.spec import CaptureSpec
 
@@ -88,15 +88,15 @@ class Engine:
         """No more requests until a probe says otherwise; what it holds is unknown then."""
         self.ready, self.reason, self.needs_sync = False, reason, True
 
-    def suspect(self, reason: str) -> None:
+    def suspect(self, reason: str, visit: Visit | None = None) -> None:
         """A request met a dead connection: stop sending and probe now."""
-        self.breaker.fail()
+        self.breaker.fail(visit)
         self.mark_down(reason)
         self.wake.set()
 
-    def doubt(self) -> None:
+    def doubt(self, visit: Visit) -> None:
         """One stream broke; the engine may be well, so it goes on serving until the probe this asks for."""
-        self.breaker.fail()
+        self.breaker.fail(visit)
         self.wake.set()
 
     def request_sync(self) -> None:
@@ -105,14 +105,14 @@ class Engine:
         self.wake.set()
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> Iterator[Visit]:
         """Count one request in flight."""
         self.num_in_flight += 1
-        self.breaker.begin()
+        visit = self.breaker.begin()
         try:
-            yield
+            yield visit
         finally:
-            self.breaker.end()
+            self.breaker.end(visit)
             self.num_in_flight -= 1
 
     def view(self) -> EngineView:

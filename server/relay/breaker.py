@@ -24,6 +24,12 @@ NUM_TRIALS = 2
 """Successes in a row that close it again."""
 
 
+class Visit:
+    """One request at an engine."""
+
+    __slots__ = ()
+
+
 class Breaker:
     """One engine's."""
 
@@ -38,12 +44,13 @@ class Breaker:
         """None while closed."""
         self._num_openings = 0
         self._num_good_trials = 0
-        self._is_trying = False
+        self._trial: Visit | None = None
+        """The request that is being tried while half open; no other one's fate says anything then."""
 
     @property
     def allows(self) -> bool:
         """Whether a request may go to the engine now."""
-        return self._open_until_s is None or (self._clock() >= self._open_until_s and not self._is_trying)
+        return self._open_until_s is None or (self._clock() >= self._open_until_s and self._trial is None)
 
     @property
     def reason(self) -> str:
@@ -53,28 +60,32 @@ class Breaker:
         left_s = self._open_until_s - self._clock()
         return f"it keeps failing; closed to requests for {left_s:.1f} s" if left_s > 0 else "it kept failing; on trial"
 
-    def begin(self) -> None:
+    def begin(self) -> Visit:
         """A request goes to the engine; while half open it is the trial."""
-        self._is_trying = self._open_until_s is not None
+        visit = Visit()
+        if self._open_until_s is not None and self.allows:
+            self._trial = visit
+        return visit
 
-    def end(self) -> None:
-        """A request left the engine, however: the trial is over, with or without a verdict."""
-        self._is_trying = False
+    def end(self, visit: Visit) -> None:
+        """A request left the engine, however: if it was the trial, that is over, with or without a verdict."""
+        if visit is self._trial:
+            self._trial = None
 
-    def succeed(self) -> None:
+    def succeed(self, visit: Visit) -> None:
         """A request was answered to its end."""
-        if self._open_until_s is None or self._clock() < self._open_until_s:
+        if self._open_until_s is None or visit is not self._trial:
             return
         self._num_good_trials += 1
         if self._num_good_trials >= NUM_TRIALS:
             self._open_until_s = None
             self._failures.clear()
 
-    def fail(self) -> None:
-        """The engine failed a request or fell out of service."""
+    def fail(self, visit: Visit | None = None) -> None:
+        """The engine failed a request, or fell out of service: None."""
         now_s = self._clock()
         is_half_open = self._open_until_s is not None and now_s >= self._open_until_s
-        if not is_half_open and self._open_until_s is not None:
+        if self._open_until_s is not None and not (is_half_open and visit in (None, self._trial)):
             return
         if self._failures and now_s - self._failures[-1] > WINDOW_S + MAX_OPEN_S:
             self._num_openings = 0

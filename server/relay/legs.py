@@ -15,6 +15,7 @@ import aiohttp
 
 from server.fleet import Engine
 from server.metrics import Metrics
+from server.relay.breaker import Visit
 from server.relay.exchange import Exchange, Head, Leg, tells_of_death
 from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 
@@ -35,6 +36,8 @@ class Answer:
     response: aiohttp.ClientResponse | None
     route: Route | None
     lease: Lease | None
+    visit: Visit
+    """At the engine that was to answer."""
     started_s: float
     has_arrived: bool = False
     """Its first byte is here, so the engine has the prompt's KV."""
@@ -49,11 +52,11 @@ class Legs:
         self._router = router
         self._prefills = prefills
 
-    async def ask(self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, stack: ExitStack) -> Answer:
-        """Both legs, or the one there is. What ends with the answer is entered into `stack`: a lease, what the route expects."""
+    async def ask(
+        self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, visit: Visit, stack: ExitStack
+    ) -> Answer:
+        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
         started_s = time.monotonic()
-        if route is not None:
-            stack.callback(self._router.forget, route)
         path = route.path if route is not None else ""
         lease = None
         if route is not None and route.prefill is not None:
@@ -62,18 +65,17 @@ class Legs:
                 stack.enter_context(self._prefills.held(lease, engine))
             except PrefillRefused as refusal:
                 head = Head(route.prefill, path, refusal.status, refusal.content_type)
-                return Answer(head, refusal.body, None, route, None, started_s)
+                return Answer(head, refusal.body, None, route, None, visit, started_s)
             except PrefillFailed as failure:
                 if not isinstance(failure, CannotHandOver):
                     logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
                     self._metrics.prefill_failures.labels(route.prefill.id).inc()
                 route = self._router.degrade(route, str(failure))
-                stack.callback(self._router.forget, route)
                 path = route.path
         response = await self._send(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")
         head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
-        answer = Answer(head, None, response, route, lease, started_s)
+        answer = Answer(head, None, response, route, lease, visit, started_s)
         if response.content_type != _EVENT_STREAM:
             try:
                 answer.body = await response.read()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import aiohttp
@@ -22,6 +22,7 @@ from msgspec import Raw
 
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
+from server.relay.breaker import Visit
 from server.relay.exchange import Exchange, Fields, Leg, tells_of_death
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,16 @@ class PrefillLegs:
 
     async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
         """Raises PrefillFailed or PrefillRefused."""
+        assert leg.fields is not None
+        reason = why_not_handed_over(leg.fields)
+        if reason:
+            raise CannotHandOver(reason)
+        # Before anything else can run: the engine is counted, and tried if it is on trial, as of the choice that fell on it.
+        stack = ExitStack()
+        visit = stack.enter_context(engine.request())
         # A task of its own, because it may outlive its exchange.
-        running = asyncio.ensure_future(self._run(exchange, leg, engine))
+        running = asyncio.ensure_future(self._run(exchange, leg.path, leg.fields, engine, visit))
+        running.add_done_callback(lambda _: stack.close())
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -113,26 +122,22 @@ class PrefillLegs:
                 self._start(self._abandon(running, decode_engine))
             raise
 
-    async def _run(self, exchange: Exchange, leg: Leg, engine: Engine) -> Lease:
-        assert leg.fields is not None
-        reason = why_not_handed_over(leg.fields)
-        if reason:
-            raise CannotHandOver(reason)
-        with engine.request():
-            try:
-                status, content_type, body = await self._post(engine, exchange, leg.path, prefill_body(leg.fields))
-            except CONNECTION_ERRORS as error:
-                if is_silence(error):
-                    engine.wake.set()
-                else:
-                    engine.suspect(f"failed a prefill: {type(error).__name__}")
-                raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}") from error
+    async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
+        try:
+            status, content_type, body = await self._post(engine, exchange, path, prefill_body(fields))
+        except CONNECTION_ERRORS as error:
+            if is_silence(error):
+                engine.wake.set()
+            else:
+                engine.suspect(f"failed a prefill: {type(error).__name__}", visit)
+            raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}") from error
         if 400 <= status < 500 and status not in _TOLD_TO_WAIT:
             raise PrefillRefused(status, content_type, body)
         if status != 200:
             if tells_of_death(status, body):
-                engine.doubt()
+                engine.doubt(visit)
             raise PrefillFailed(f"engine {engine.id} answered {status}")
+        engine.breaker.succeed(visit)
         params = _transfer_params(body)
         if params is None:
             raise PrefillFailed(f"engine {engine.id} offered no KV")

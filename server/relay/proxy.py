@@ -105,7 +105,7 @@ class Proxy:
                     return
                 loss = await self._pump(exchange, answer, stream, client)
                 if loss is None:
-                    answer.head.engine.breaker.succeed()
+                    answer.head.engine.breaker.succeed(answer.visit)
                     self._legs.judge(answer, stream.num_cached_tokens)
                     return
             if not await self._turn(exchange, loss, answer.head, trip, stream, client):
@@ -116,7 +116,7 @@ class Proxy:
             logger.error("request %s: engine %s did not go on: %r", exchange.request_id, answer.head.engine.id, body[:500])
             raise ApiError(502, "another engine did not go on with the answer", code="engine_failed")
         if answer.head.status < 500:
-            answer.head.engine.breaker.succeed()
+            answer.head.engine.breaker.succeed(answer.visit)
         await client.answer(answer.head.status, answer.head.headers(exchange.request_id), body)
         self._legs.judge(answer, read_cached_tokens(body))
 
@@ -161,9 +161,9 @@ class Proxy:
         while True:
             route, engine = await self._choose(leg, trip, prompt)
             with ExitStack() as stack:
-                stack.enter_context(engine.request())
+                visit = stack.enter_context(engine.request())
                 try:
-                    answer = await self._legs.ask(exchange, leg, route, engine, stack)
+                    answer = await self._legs.ask(exchange, leg, route, engine, visit, stack)
                 except CONNECTION_ERRORS as error:
                     if is_silence(error):
                         engine.wake.set()
@@ -171,7 +171,7 @@ class Proxy:
                     self._metrics.retries.labels(engine.id).inc()
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
                     # The kind alone: clients see the reason, and aiohttp's words name the private address.
-                    engine.suspect(f"failed a request: {type(error).__name__}")
+                    engine.suspect(f"failed a request: {type(error).__name__}", visit)
                     if isinstance(error, aiohttp.ClientConnectorError):
                         # It was gone before this request came.
                         trip.leave(engine)
@@ -196,7 +196,7 @@ class Proxy:
             return False
         if is_dead:
             logger.error("engine %s died: %r", head.engine.id, (answer.body or b"")[:500])
-            head.engine.doubt()
+            head.engine.doubt(answer.visit)
         may_move = trip.lose(head.engine) if is_dead else True
         if may_move and self._fleet.choose(exclude=trip.excluded() | {head.engine}) is not None:
             self._metrics.retries.labels(head.engine.id).inc()
@@ -240,7 +240,7 @@ class Proxy:
                     if not client.has_begun:
                         raise _too_slow() from error
                 else:
-                    engine.doubt()
+                    engine.doubt(answer.visit)
                 return _Loss(f"the engine stopped answering: {error!r}")
             if not data:
                 break
@@ -257,10 +257,10 @@ class Proxy:
         if relay.is_too_long:
             return _Loss("an event of the answer is too long to pass on", can_move=False)
         if not relay.error:
-            engine.doubt()
+            engine.doubt(answer.visit)
             return _Loss("the engine gave the answer up" if relay.is_aborted else "the engine ended the stream early")
         if tells_of_death(500, relay.error):
-            engine.doubt()
+            engine.doubt(answer.visit)
         return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))
 
     def _unavailable(self, excluded: set[Engine]) -> ApiError:

@@ -40,15 +40,13 @@ def test_it_opens_after_repeated_failures_within_its_window_only() -> None:
 def test_one_request_at_a_time_is_tried_and_successes_close_it() -> None:
     clock = _Clock()
     breaker = _opened(clock)
-    breaker.succeed()
-    assert not breaker.allows, "a request from before the opening says nothing"
     clock.now_s += FIRST_OPEN_S
     for _ in range(NUM_TRIALS):
         assert breaker.allows
-        breaker.begin()
+        visit = breaker.begin()
         assert not breaker.allows
-        breaker.succeed()
-        breaker.end()
+        breaker.succeed(visit)
+        breaker.end(visit)
     breaker.begin()
     assert breaker.allows
     assert breaker.reason == ""
@@ -58,9 +56,40 @@ def test_trial_without_a_verdict_makes_room_for_the_next() -> None:
     clock = _Clock()
     breaker = _opened(clock)
     clock.now_s += FIRST_OPEN_S
-    breaker.begin()
-    breaker.end()
+    breaker.end(breaker.begin())
     assert breaker.allows
+
+
+def test_only_the_trial_ends_or_judges_itself() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    old = [breaker.begin() for _ in range(4)]
+    for _ in range(MAX_FAILURES):
+        breaker.fail(old[0])
+    breaker.succeed(old[1])
+    clock.now_s += FIRST_OPEN_S
+    for visit in old[1:]:
+        breaker.succeed(visit)
+        assert breaker.reason, "a request from before the opening closes nothing"
+    trial = breaker.begin()
+    late = breaker.begin()
+    for visit in (*old, late):
+        breaker.succeed(visit)
+        breaker.fail(visit)
+        breaker.end(visit)
+        assert not breaker.allows, "the trial is still running"
+        assert breaker.reason == "it kept failing; on trial"
+    breaker.end(trial)
+    assert breaker.allows
+
+
+def test_engine_that_falls_out_of_service_on_trial_is_left_alone_again() -> None:
+    clock = _Clock()
+    breaker = _opened(clock)
+    clock.now_s += FIRST_OPEN_S
+    breaker.begin()
+    breaker.fail()
+    assert "closed to requests" in breaker.reason
 
 
 def test_flapping_engine_is_left_alone_for_a_growing_but_bounded_time() -> None:
@@ -72,9 +101,9 @@ def test_flapping_engine_is_left_alone_for_a_growing_but_bounded_time() -> None:
         while not breaker.allows:
             clock.now_s += 0.25
         times_s.append(clock.now_s - start_s)
-        breaker.begin()
-        breaker.fail()
-        breaker.end()
+        trial = breaker.begin()
+        breaker.fail(trial)
+        breaker.end(trial)
     assert times_s == sorted(times_s)
     assert times_s[:3] == [FIRST_OPEN_S, 2 * FIRST_OPEN_S, 4 * FIRST_OPEN_S]
     assert times_s[-1] == MAX_OPEN_S

@@ -16,7 +16,7 @@ from fake_model import FakeModel, build_tokenizer
 from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server.config import PoolKind, RoutingSettings
-from server.relay.breaker import MAX_FAILURES
+from server.relay.breaker import FIRST_OPEN_S, MAX_FAILURES, NUM_TRIALS, Breaker
 from server.relay.prefill import RELEASE_MODEL
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
@@ -142,6 +142,29 @@ def test_prompt_is_computed_where_it_is_decoded_when_its_prefill_fails(
             assert await rig.metric('paceline_prefill_failures_total{engine="engine-0"}') == 1.0
             assert await rig.metric('paceline_routed_total{path="recompute",reason="prefill_failed"}') == 1.0
             assert await _ends(rig) == {}
+
+    run(scenario())
+
+
+def test_prefill_engines_breaker_opens_and_closes_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            prefill = rig.gateway.fleet.engines[0]
+            clock_s = 100.0
+            prefill.breaker = breaker = Breaker(lambda: clock_s)
+            rig.engine.drop_connections = True
+            while breaker.allows:
+                await _ask(rig)
+                await eventually(lambda: prefill.ready)
+            assert len(rig.engine.bodies) == MAX_FAILURES
+            rig.engine.drop_connections = False
+            assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+            clock_s += FIRST_OPEN_S
+            for _ in range(NUM_TRIALS):
+                assert breaker.reason == "it kept failing; on trial"
+                assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "remote_prefill"
+            assert breaker.reason == ""
+            assert prefill.num_in_flight == 0
 
     run(scenario())
 
