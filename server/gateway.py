@@ -81,7 +81,7 @@ class Gateway:
         self.learner = LearnerLink()
         self.admission = Admission(config.admission)
         self.traffic = Traffic(self.metrics)
-        self.prefills = PrefillLegs(self.fleet, self.session, self.metrics)
+        self.prefills = PrefillLegs(self.fleet, self.session, self.metrics, wants_full_report=self._wants_full_report)
         routing_metrics = RoutingMetrics(self.metrics.registry)
         self.kv_index = KvIndex(config.routing.max_index_blocks)
         self.kv_listener = self._new_kv_listener(routing_metrics) if config.kv_events_endpoint else None
@@ -92,7 +92,13 @@ class Gateway:
             self.metrics,
             prompts=self.prompts if len(config.engines) > 1 else None,
             router=self.router,
-            legs=Legs(self.session, self.metrics, router=self.router, prefills=self.prefills),
+            legs=Legs(
+                self.session,
+                self.metrics,
+                router=self.router,
+                prefills=self.prefills,
+                wants_full_report=self._wants_full_report,
+            ),
             open_stream=Resumption(self.fleet, self.prompts.tokenizer).open,
             max_moves=config.routing.max_moves,
         )
@@ -170,6 +176,9 @@ class Gateway:
         """Another process answers under this engine's id."""
         if self.kv_listener is not None:
             self.kv_listener.engine_restarted(engine.id)
+
+    def _wants_full_report(self, engine: Engine) -> bool:
+        return self.kv_listener is not None and self.kv_listener.wants_full_report(engine.id)
 
     def _new_kv_listener(self, metrics: RoutingMetrics) -> KvListener:
         addresses = {end.id: end.kv_replay_endpoint for end in self.config.engines}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import aiohttp
 from server.fleet import Engine
 from server.metrics import Metrics
 from server.relay.breaker import Visit
-from server.relay.exchange import Exchange, Head, Leg, tells_of_death
+from server.relay.exchange import FULL_REPORT, Exchange, Head, Leg, tells_of_death, with_xargs
 from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 
 if TYPE_CHECKING:
@@ -46,17 +47,29 @@ class Answer:
 class Legs:
     """Asks engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, metrics: Metrics, *, router: Router, prefills: PrefillLegs) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        *,
+        router: Router,
+        prefills: PrefillLegs,
+        wants_full_report: Callable[[Engine], bool],
+    ) -> None:
+        """`wants_full_report` says of which engines requests should have the cached blocks they reuse told."""
         self._session = session
         self._metrics = metrics
         self._router = router
         self._prefills = prefills
+        self._wants_full_report = wants_full_report
 
     async def ask(
         self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, visit: Visit, stack: ExitStack
     ) -> Answer:
-        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer."""
+        """Both legs, or the one there is. What ends with the answer is entered into `stack`: a lease, what the route expects."""
         started_s = time.monotonic()
+        if route is not None:
+            stack.callback(self._router.forget, route)
         path = route.path if route is not None else ""
         lease = None
         if route is not None and route.prefill is not None:
@@ -71,6 +84,7 @@ class Legs:
                     logger.warning("request %s: %s; engine %s computes the prompt", exchange.request_id, failure, engine.id)
                     self._metrics.prefill_failures.labels(route.prefill.id).inc()
                 route = self._router.degrade(route, str(failure))
+                stack.callback(self._router.forget, route)
                 path = route.path
         response = await self._send(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")
@@ -90,7 +104,10 @@ class Legs:
     async def _send(self, exchange: Exchange, leg: Leg, engine: Engine, lease: Lease | None) -> aiohttp.ClientResponse:
         """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
         method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
-        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
+        changes = {} if lease is None else {"kv_transfer_params": lease.params}
+        if leg.fields is not None and self._wants_full_report(engine):
+            changes["vllm_xargs"] = with_xargs(leg.fields, FULL_REPORT)
+        body = leg.body(**changes)
         try:
             return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except CONNECTION_ERRORS as error:
