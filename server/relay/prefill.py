@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from msgspec import Raw
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.relay.breaker import Visit
-from server.relay.exchange import FULL_REPORT, Exchange, Fields, Leg, tells_of_death, with_xargs
+from server.relay.exchange import Exchange, Fields, Leg, tells_of_death
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +47,26 @@ _DROPPED = ("stream", "stream_options", "stream_interval", "min_tokens", "n", "m
 _NOT_HANDED_OVER = ("use_beam_search", "prompt_logprobs", "echo", "prompt_embeds")
 _TOLD_TO_WAIT = (408, 429)
 
+_xargs_decoder = msgspec.json.Decoder(dict[str, Raw])
+
 
 def is_silence(error: BaseException) -> bool:
     """Whether an engine has a request and only takes long over it: no death, and no reason to have another one do it again."""
     return isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError)
 
 
+def is_unreached(error: BaseException) -> bool:
+    """Whether an engine was gone before the request came."""
+    return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+
+
 class PrefillFailed(Exception):
     """No KV came of it; the decode engine computes the prompt itself. The message says why."""
+
+    def __init__(self, why: str, *, is_death: bool = False) -> None:
+        super().__init__(why)
+        self.is_death = is_death
+        """The engine died with the request, perhaps of it."""
 
 
 class CannotHandOver(PrefillFailed):
@@ -93,18 +105,10 @@ class _TransferParams(msgspec.Struct):
 class PrefillLegs:
     """Runs prefill legs and ends their leases."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        session: aiohttp.ClientSession,
-        metrics: Metrics,
-        *,
-        wants_full_report: Callable[[Engine], bool],
-    ) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, metrics: Metrics) -> None:
         self._fleet = fleet
         self._session = session
         self._metrics = metrics
-        self._wants_full_report = wants_full_report
         self._releases: set[asyncio.Task[None]] = set()
 
     async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
@@ -129,21 +133,22 @@ class PrefillLegs:
             raise
 
     async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
-        asked = prefill_body(fields, FULL_REPORT if self._wants_full_report(engine) else {})
         try:
-            status, content_type, body = await self._post(engine, exchange, path, asked)
+            status, content_type, body = await self._post(engine, exchange, path, prefill_body(fields))
         except CONNECTION_ERRORS as error:
             if is_silence(error):
                 engine.wake.set()
             else:
                 engine.suspect(f"failed a prefill: {type(error).__name__}", visit)
-            raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}") from error
+            is_death = not is_silence(error) and not is_unreached(error)
+            raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}", is_death=is_death) from error
         if 400 <= status < 500 and status not in _TOLD_TO_WAIT:
             raise PrefillRefused(status, content_type, body)
         if status != 200:
-            if tells_of_death(status, body):
+            is_death = tells_of_death(status, body)
+            if is_death:
                 engine.doubt(visit)
-            raise PrefillFailed(f"engine {engine.id} answered {status}")
+            raise PrefillFailed(f"engine {engine.id} answered {status}", is_death=is_death)
         engine.breaker.succeed(visit)
         params = _transfer_params(body)
         if params is None:
@@ -236,19 +241,21 @@ def why_not_handed_over(fields: Fields) -> str:
     return ""
 
 
-def prefill_body(fields: Fields, xargs: Fields) -> bytes:
+def prefill_body(fields: Fields) -> bytes:
     """What a prefill engine is asked: the same prompt, one token, and its KV held for another engine.
 
     It is not captured: the learner trains on requests with two rows of completion or more (learner/assemble.py), and these have
     one. The decode leg is captured as any request with a cached prompt is.
     """
     kept = {name: value for name, value in fields.items() if name not in _DROPPED}
-    kept["vllm_xargs"] = with_xargs(fields, {"paceline_capture": Raw(b"0"), **xargs})
+    encode = msgspec.json.encode
+    xargs = _xargs_decoder.decode(fields.get("vllm_xargs", b"{}")) | {"paceline_capture": Raw(b"0")}
+    kept["vllm_xargs"] = Raw(encode(xargs))
     kept["max_tokens"] = Raw(b"1")
     if "max_completion_tokens" in fields:
         kept["max_completion_tokens"] = Raw(b"1")
     kept["kv_transfer_params"] = _ASK
-    return msgspec.json.encode(kept)
+    return encode(kept)
 
 
 def _transfer_params(body: bytes) -> Raw | None:

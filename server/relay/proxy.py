@@ -14,16 +14,14 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from server.admission import RETRY_AFTER_S
 from server.errors import ApiError, error_event
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
-from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, tells_of_death
+from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, engine_died, tells_of_death
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
-from server.relay.prefill import CONNECTION_ERRORS, is_silence
+from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
 from server.relay.sse import EventRelay, is_engines_fault
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
@@ -131,7 +129,7 @@ class Proxy:
         if not client.has_begun:
             self._metrics.retries.labels(engine.id).inc()
             if not may_move:
-                raise _engine_died()
+                raise engine_died()
             stream.restart()
             return True
         closing = stream.closing()
@@ -163,7 +161,7 @@ class Proxy:
             with ExitStack() as stack:
                 visit = stack.enter_context(engine.request())
                 try:
-                    answer = await self._legs.ask(exchange, leg, route, engine, visit, stack)
+                    answer = await self._legs.ask(exchange, leg, route, engine, visit, trip, stack)
                 except CONNECTION_ERRORS as error:
                     if is_silence(error):
                         engine.wake.set()
@@ -172,11 +170,10 @@ class Proxy:
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
                     # The kind alone: clients see the reason, and aiohttp's words name the private address.
                     engine.suspect(f"failed a request: {type(error).__name__}", visit)
-                    if isinstance(error, aiohttp.ClientConnectorError):
-                        # It was gone before this request came.
+                    if is_unreached(error):
                         trip.leave(engine)
                     elif not trip.lose(engine):
-                        raise _engine_died() from None
+                        raise engine_died() from None
                     continue
                 try:
                     if self._is_passed_by(answer, trip):
@@ -203,7 +200,7 @@ class Proxy:
             trip.leave(head.engine)
             return True
         if is_dead:
-            raise _engine_died()
+            raise engine_died()
         return False
 
     async def _choose(self, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
@@ -266,10 +263,6 @@ class Proxy:
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
         return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=RETRY_AFTER_S)
-
-
-def _engine_died() -> ApiError:
-    return ApiError(503, "the engine failed; retry shortly", code="engine_error", retry_after_s=RETRY_AFTER_S)
 
 
 def _too_slow() -> ApiError:

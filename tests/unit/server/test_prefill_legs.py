@@ -146,6 +146,19 @@ def test_prompt_is_computed_where_it_is_decoded_when_its_prefill_fails(
     run(scenario())
 
 
+def test_prompt_that_kills_prefill_engines_too_kills_no_more_than_it_may(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path, "prefill", "prefill", "decode", "decode", "decode") as rig:
+            for engine in rig.engines:
+                engine.drop_connections = True
+            reply = await _ask(rig)
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "engine_error", "1")
+            asked = [engine for engine in rig.engines if engine.bodies]
+            assert len(asked) == RoutingSettings().max_moves + 1
+
+    run(scenario())
+
+
 def test_prefill_engines_breaker_opens_and_closes_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
