@@ -87,7 +87,6 @@ class Legs:
             except BaseException:
                 response.close()
                 raise
-            # Where it refused the request, vLLM has released the lease itself; a dead one has done nothing.
             if not tells_of_death(head.status, answer.body):
                 self.note_arrival(answer)
         return answer
@@ -114,7 +113,8 @@ class Legs:
         if answer.has_arrived:
             return
         answer.has_arrived = True
-        if answer.lease is not None:
+        # A refusal pulls nothing. vLLM releases the lease where its handler refuses, not where the body is refused before.
+        if answer.lease is not None and answer.head.status == 200:
             answer.lease.is_pulled = True
         if answer.route is not None:
             is_whole = answer.body is not None

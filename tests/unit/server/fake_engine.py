@@ -239,6 +239,9 @@ class FakeEngine:
             # As vLLM writes it: without spaces.
             text = json.dumps(self.answer[1], separators=(",", ":"))
             return web.json_response(text=text, status=self.answer[0])
+        if body.get("stream_options") and not body.get("stream"):
+            # Refused with the body, before anything looks at the KV it names.
+            return _error(400, "Stream options can only be defined when `stream=True`.", "400")
         params = body.get("kv_transfer_params") or {}
         if body.get("model") not in (None, "fake"):
             self._pull(params)

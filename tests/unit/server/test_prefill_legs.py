@@ -220,6 +220,21 @@ def test_client_gets_a_prefill_engines_refusal_as_it_is(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_lease_is_released_when_the_decode_leg_is_refused_with_its_body(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            reply = await _ask(rig, stream=False, stream_options={"include_usage": True})
+            assert (reply.status, rig.engine.num_leases) == (400, 1)
+            await eventually(lambda: not rig.engine.leases)
+
+            async def is_counted() -> bool:
+                return await _ends(rig) == {"released": 1.0}
+
+            await eventually(is_counted)
+
+    run(scenario())
+
+
 def test_no_byte_is_sent_before_the_prefill_has_succeeded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
