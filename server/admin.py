@@ -140,7 +140,10 @@ def _add_engine_routes(app: FastAPI, fleet: Fleet) -> None:
 
     @app.post("/admin/engines/{engine_id}/drain")
     async def drain(engine_id: str) -> Response:
-        """Nothing new goes to the engine; what it has, it ends. Ask again until it is drained."""
+        """Nothing new goes to the engine; what it has, it ends. Ask again until it is drained.
+
+        A gateway that restarts forgets it; asking again sets it anew.
+        """
         return json_response(_set_draining(find(engine_id), True))
 
     @app.post("/admin/engines/{engine_id}/undrain")

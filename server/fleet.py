@@ -9,12 +9,16 @@ import asyncio
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
 from server.relay.breaker import Breaker, Visit
 from wire.control import EngineStatus, EngineView
 from wire.spec import CaptureSpec
+
+if TYPE_CHECKING:
+    from server.relay.prefill import Lease
 
 
 class Engine:
@@ -25,7 +29,7 @@ class Engine:
         self.events_endpoint = events_endpoint
         self.kind = kind
         self.is_draining = False
-        """It ends what it has and gets nothing new."""
+        """It ends what it has and gets nothing new; not kept over a restart of the gateway."""
         self.ready = False
         """It answers, its parts are verified, and requests may go to it."""
         self.reason = "not probed yet"
@@ -38,6 +42,8 @@ class Engine:
         self.breaker = Breaker()
         self.last_lease_s: float | None = None
         """When it last held KV for another engine, on the monotonic clock."""
+        self.leases: set[Lease] = set()
+        """KV it holds for decode legs that run or wait; while they wait, their engines keep it from running out."""
         self.wake = asyncio.Event()
         """Set to have the next health probe now."""
 
@@ -60,7 +66,9 @@ class Engine:
 
     @property
     def lease_left_s(self) -> float:
-        """Until no other engine can want blocks of this one."""
+        """Until no other engine can want blocks of this one; at least that long."""
+        if self.leases:
+            return KV_LEASE_S
         return 0.0 if self.last_lease_s is None else max(self.last_lease_s + KV_LEASE_S - time.monotonic(), 0.0)
 
     @property
@@ -75,8 +83,11 @@ class Engine:
     def adopt(self, status: EngineStatus) -> None:
         """Remember what the engine says of itself."""
         if status.engine_epoch != self.epoch:
+            # Met for the first time, it may hold KV of requests that another gateway process had.
+            is_holding = not self.epoch and self.kind == "prefill"
             self.breaker.reset()
-            self.last_lease_s = None
+            self.leases.clear()
+            self.last_lease_s = time.monotonic() if is_holding else None
         self.status = status
         self.draft_version = status.workers[0].draft_version
         self.target_version = status.workers[0].target_version

@@ -115,7 +115,7 @@ class Legs:
         answer.has_arrived = True
         # A refusal pulls nothing. vLLM releases the lease where its handler refuses, not where the body is refused before.
         if answer.lease is not None and answer.head.status == 200:
-            answer.lease.is_pulled = True
+            answer.lease.pull()
         if answer.route is not None:
             is_whole = answer.body is not None
             self._router.observe(answer.route, first_byte_s=None if is_whole else time.monotonic() - answer.started_s)

@@ -91,7 +91,11 @@ class Lease:
         self.params = params
         """`kv_transfer_params` of the decode leg."""
         self.is_pulled = False
+
+    def pull(self) -> None:
         """A decode engine has answered, so it has the blocks."""
+        self.is_pulled = True
+        self.engine.leases.discard(self)
 
 
 class _PrefillAnswer(msgspec.Struct):
@@ -160,6 +164,7 @@ class PrefillLegs:
     def held(self, lease: Lease, decode_engine: Engine) -> Iterator[None]:
         """Hold a lease while its decode leg runs; one that was not pulled by then is released."""
         self._metrics.leases_held.inc()
+        lease.engine.leases.add(lease)
         try:
             yield
         finally:
@@ -167,6 +172,9 @@ class PrefillLegs:
             if lease.is_pulled:
                 self._metrics.leases.labels("pulled").inc()
             else:
+                lease.engine.leases.discard(lease)
+                # The decode engine may have renewed it up to now.
+                lease.engine.last_lease_s = time.monotonic()
                 self._release_soon(lease, decode_engine)
 
     async def close(self) -> None:

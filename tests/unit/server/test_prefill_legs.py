@@ -235,6 +235,40 @@ def test_lease_is_released_when_the_decode_leg_is_refused_with_its_body(tmp_path
     run(scenario())
 
 
+def test_prefill_engine_is_not_drained_while_a_decode_leg_waits_for_its_kv(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            gate = asyncio.Event()
+            for decode in _decoding(rig):
+                decode.first_gate = gate
+            asking = asyncio.create_task(_ask(rig))
+            await eventually(lambda: any(decode.num_running for decode in _decoding(rig)))
+            engine.is_draining, engine.last_lease_s = True, None
+            assert not engine.is_drained
+            gate.set()
+            assert (await asking).status == 200
+            assert engine.is_drained
+
+    run(scenario())
+
+
+def test_lease_that_was_not_pulled_lasts_from_the_end_of_its_decode_leg(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            for decode in _decoding(rig):
+                decode.first_gate = asyncio.Event()
+            asking = asyncio.create_task(_ask(rig))
+            await eventually(lambda: any(decode.num_running for decode in _decoding(rig)))
+            engine.last_lease_s = None
+            asking.cancel()
+            await eventually(lambda: not engine.leases)
+            assert engine.lease_left_s > 0
+
+    run(scenario())
+
+
 def test_no_byte_is_sent_before_the_prefill_has_succeeded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
