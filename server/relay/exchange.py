@@ -21,8 +21,17 @@ from server.relay.sse import ABORTED
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = dict[str, Raw]
 """The top level of a JSON body, its values untouched."""
+FULL_REPORT: Fields = {"kv_cache_report_mode": Raw(b'"full"')}
+"""Extra arguments with which vLLM tells of the cached blocks a request reuses, too (v1/core/kv_cache_manager.py)."""
 _DEATH_WORDS = (b"EngineCore", b"EngineDead")
 """An engine whose core died answers 500 with the name of vLLM's exception; to a client that is no fault of its request."""
+
+_xargs_decoder = msgspec.json.Decoder(Fields)
+
+
+def with_xargs(fields: Fields, xargs: Fields) -> Raw:
+    """The extra arguments for the engine of a body that has passed our checks, with some more."""
+    return Raw(msgspec.json.encode(_xargs_decoder.decode(fields.get("vllm_xargs", b"{}")) | xargs))
 
 
 def tells_of_death(status: int, body: bytes | None) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import aiohttp
 from server.fleet import Engine
 from server.metrics import Metrics
 from server.relay.breaker import Visit
-from server.relay.exchange import Exchange, Head, Leg, Trip, engine_died, tells_of_death
+from server.relay.exchange import FULL_REPORT, Exchange, Head, Leg, Trip, engine_died, tells_of_death, with_xargs
 from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 
 if TYPE_CHECKING:
@@ -46,20 +47,32 @@ class Answer:
 class Legs:
     """Asks engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, metrics: Metrics, *, router: Router, prefills: PrefillLegs) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        *,
+        router: Router,
+        prefills: PrefillLegs,
+        wants_full_report: Callable[[Engine], bool],
+    ) -> None:
+        """`wants_full_report` says of which engines requests should have the cached blocks they reuse told."""
         self._session = session
         self._metrics = metrics
         self._router = router
         self._prefills = prefills
+        self._wants_full_report = wants_full_report
 
     async def ask(
         self, exchange: Exchange, leg: Leg, route: Route | None, engine: Engine, visit: Visit, trip: Trip, stack: ExitStack
     ) -> Answer:
-        """Both legs, or the one there is. A lease is entered into `stack`, which ends with the answer.
+        """Both legs, or the one there is. What ends with the answer is entered into `stack`: a lease, what the route expects.
 
         Raises ApiError where the prefill engine was the last one that the request may lose.
         """
         started_s = time.monotonic()
+        if route is not None:
+            stack.callback(self._router.forget, route)
         path = route.path if route is not None else ""
         lease = None
         if route is not None and route.prefill is not None:
@@ -76,6 +89,7 @@ class Legs:
                 if failure.is_death and not trip.lose(route.prefill):
                     raise engine_died() from failure
                 route = self._router.degrade(route, str(failure))
+                stack.callback(self._router.forget, route)
                 path = route.path
         response = await self._send(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")
@@ -94,7 +108,10 @@ class Legs:
     async def _send(self, exchange: Exchange, leg: Leg, engine: Engine, lease: Lease | None) -> aiohttp.ClientResponse:
         """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
         method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
-        body = leg.body() if lease is None else leg.body(kv_transfer_params=lease.params)
+        changes = {} if lease is None else {"kv_transfer_params": lease.params}
+        if leg.fields is not None and self._wants_full_report(engine):
+            changes["vllm_xargs"] = with_xargs(leg.fields, FULL_REPORT)
+        body = leg.body(**changes)
         try:
             return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except CONNECTION_ERRORS as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from msgspec import Raw
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.relay.breaker import Visit
-from server.relay.exchange import Exchange, Fields, Leg, tells_of_death
+from server.relay.exchange import FULL_REPORT, Exchange, Fields, Leg, tells_of_death, with_xargs
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ _ASK = Raw(
 _DROPPED = ("stream", "stream_options", "stream_interval", "min_tokens", "n", "max_completion_tokens")
 _NOT_HANDED_OVER = ("use_beam_search", "prompt_logprobs", "echo", "prompt_embeds")
 _TOLD_TO_WAIT = (408, 429)
-
-_xargs_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def is_silence(error: BaseException) -> bool:
@@ -109,10 +107,18 @@ class _TransferParams(msgspec.Struct):
 class PrefillLegs:
     """Runs prefill legs and ends their leases."""
 
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        metrics: Metrics,
+        *,
+        wants_full_report: Callable[[Engine], bool],
+    ) -> None:
         self._fleet = fleet
         self._session = session
         self._metrics = metrics
+        self._wants_full_report = wants_full_report
         self._releases: set[asyncio.Task[None]] = set()
 
     async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
@@ -137,8 +143,9 @@ class PrefillLegs:
             raise
 
     async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
+        asked = prefill_body(fields, FULL_REPORT if self._wants_full_report(engine) else {})
         try:
-            status, content_type, body = await self._post(engine, exchange, path, prefill_body(fields))
+            status, content_type, body = await self._post(engine, exchange, path, asked)
         except CONNECTION_ERRORS as error:
             if is_silence(error):
                 engine.wake.set()
@@ -249,21 +256,19 @@ def why_not_handed_over(fields: Fields) -> str:
     return ""
 
 
-def prefill_body(fields: Fields) -> bytes:
+def prefill_body(fields: Fields, xargs: Fields) -> bytes:
     """What a prefill engine is asked: the same prompt, one token, and its KV held for another engine.
 
     It is not captured: the learner trains on requests with two rows of completion or more (learner/assemble.py), and these have
     one. The decode leg is captured as any request with a cached prompt is.
     """
     kept = {name: value for name, value in fields.items() if name not in _DROPPED}
-    encode = msgspec.json.encode
-    xargs = _xargs_decoder.decode(fields.get("vllm_xargs", b"{}")) | {"paceline_capture": Raw(b"0")}
-    kept["vllm_xargs"] = Raw(encode(xargs))
+    kept["vllm_xargs"] = with_xargs(fields, {"paceline_capture": Raw(b"0"), **xargs})
     kept["max_tokens"] = Raw(b"1")
     if "max_completion_tokens" in fields:
         kept["max_completion_tokens"] = Raw(b"1")
     kept["kv_transfer_params"] = _ASK
-    return encode(kept)
+    return msgspec.json.encode(kept)
 
 
 def _transfer_params(body: bytes) -> Raw | None:
