@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 from gateway_rig import GatewayRig, Reply, eventually, run, running
+from kv_publisher import KvPublisher, removed, stored
 
 
 def num_queued_tokens(rig: GatewayRig) -> int:
@@ -43,5 +45,53 @@ def test_requests_every_engine_drops_are_not_waited_for(tmp_path: Path) -> None:
                 engine.drop_connections = True
             assert (await ask(rig, 100)).status == 503
             assert num_queued_tokens(rig) == 0
+
+    run(scenario())
+
+
+def test_requests_have_an_engine_whose_index_was_lost_tell_what_they_reuse(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        async with running(tmp_path, kinds=("combined", "combined"), kv_events_endpoint=endpoint) as rig:
+            publisher = KvPublisher(rig.gateway.context, "engine-0", endpoint)
+            await publisher.subscribed()
+            await publisher.publish(removed([9]), live=False, keep=False)
+            await publisher.publish(stored([1], None, list(range(16)), 16))
+            await eventually(lambda: rig.gateway.kv_index.num_held("engine-0") == 1)
+            for _ in range(4):
+                assert (await rig.complete({"X-Paceline-Tenant": "t"}, stream=True, vllm_xargs={"mine": 1})).status == 200
+            lost, whole = (engine.bodies for engine in rig.engines)
+            assert lost
+            assert whole
+            assert {body["vllm_xargs"].get("kv_cache_report_mode") for body in lost} == {"full"}
+            assert {body["vllm_xargs"].get("kv_cache_report_mode") for body in whole} == {None}
+            assert {body["vllm_xargs"]["mine"] for body in lost + whole} == {1}
+            assert {body["vllm_xargs"]["paceline_tenant"] for body in lost + whole} == {"t"}
+            await publisher.close()
+
+    run(scenario())
+
+
+def test_prefill_engines_are_asked_for_it_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        async with running(tmp_path, kinds=("prefill", "decode"), kv_events_endpoint=endpoint) as rig:
+            for engine in rig.gateway.fleet.engines:
+                for _ in range(20):
+                    seconds = 0.1 if engine.kind == "prefill" else 1000.0
+                    rig.gateway.router.costs.learn_prefill(engine, seconds, 1000, 0)
+            publisher = KvPublisher(rig.gateway.context, "engine-0", endpoint)
+            await publisher.subscribed()
+            await publisher.publish(removed([9]), live=False, keep=False)
+            await publisher.publish(stored([1], None, list(range(16)), 16))
+            await eventually(lambda: rig.gateway.kv_index.num_held("engine-0") == 1)
+            assert (await ask(rig, 400)).headers["X-Paceline-Kv-Path"] == "remote_prefill"
+            (prefill,), (decode,) = (engine.bodies for engine in rig.engines)
+            assert prefill["vllm_xargs"]["kv_cache_report_mode"] == "full"
+            assert prefill["vllm_xargs"]["paceline_capture"] == 0
+            assert "kv_cache_report_mode" not in decode["vllm_xargs"]
+            await publisher.close()
 
     run(scenario())
