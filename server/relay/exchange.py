@@ -16,15 +16,13 @@ from msgspec import Raw
 from server.admission import RETRY_AFTER_S
 from server.errors import ApiError
 from server.fleet import Engine
-from server.relay.sse import ABORTED
+from server.relay.sse import ABORTED, reports_death
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = dict[str, Raw]
 """The top level of a JSON body, its values untouched."""
 FULL_REPORT: Fields = {"kv_cache_report_mode": Raw(b'"full"')}
 """Extra arguments with which vLLM tells of the cached blocks a request reuses, too (v1/core/kv_cache_manager.py)."""
-_DEATH_WORDS = (b"EngineCore", b"EngineDead")
-"""An engine whose core died answers 500 with the name of vLLM's exception; to a client that is no fault of its request."""
 
 _xargs_decoder = msgspec.json.Decoder(Fields)
 
@@ -38,7 +36,7 @@ def tells_of_death(status: int, body: bytes | None) -> bool:
     """Whether an engine's answer says that its core is gone, or that it was told to stop and gave the answer up."""
     if body is None:
         return False
-    return ABORTED in body if status < 500 else any(word in body for word in _DEATH_WORDS)
+    return ABORTED in body if status < 500 else reports_death(body)
 
 
 def engine_died() -> ApiError:

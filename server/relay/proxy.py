@@ -22,7 +22,7 @@ from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, engin
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
 from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
-from server.relay.sse import EventRelay, is_engines_fault
+from server.relay.sse import EventRelay, is_engines_fault, reports_death
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
 
@@ -256,7 +256,7 @@ class Proxy:
         if not relay.error:
             engine.doubt(answer.visit)
             return _Loss("the engine gave the answer up" if relay.is_aborted else "the engine ended the stream early")
-        if tells_of_death(500, relay.error):
+        if reports_death(relay.error):
             engine.doubt(answer.visit)
         return _Loss("the engine reported an error", relay.error, can_move=is_engines_fault(relay.error))
 

@@ -19,12 +19,20 @@ MAX_HELD_BYTES = 64 << 20
 """Of one unfinished event. The longest ones list a prompt's token ids: some 8 bytes a token, so 8 million tokens."""
 
 
+DEATH = "EngineCore encountered an issue"
+"""How the message of vLLM's EngineDeadError begins (v1/engine/exceptions.py), in whole answers and in error events."""
+
+
 class _Detail(msgspec.Struct):
+    message: str = ""
     code: int | str | None = None
 
 
 class _Error(msgspec.Struct):
     error: _Detail
+
+
+_error_decoder = msgspec.json.Decoder(_Error)
 
 
 class EventRelay:
@@ -78,11 +86,24 @@ class EventRelay:
 
 def is_engines_fault(error_event: bytes) -> bool:
     """Whether an engine's error event tells of a failure of its own, not of the request: another engine may do better."""
+    detail = _read_error(error_event)
+    return detail is None or not (isinstance(detail.code, int) and 400 <= detail.code < 500)
+
+
+def reports_death(error: bytes) -> bool:
+    """Whether an engine's error, whole answer or event, says that its core is gone.
+
+    By the message's beginning: further in, an error may quote the client.
+    """
+    detail = _read_error(error)
+    return detail is not None and detail.message.startswith(DEATH)
+
+
+def _read_error(error: bytes) -> _Detail | None:
     try:
-        code = msgspec.json.decode(error_event.strip().removeprefix(b"data: "), type=_Error).error.code
+        return _error_decoder.decode(error.strip().removeprefix(b"data: ")).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return True
-    return not (isinstance(code, int) and 400 <= code < 500)
+        return None
 
 
 def _find_event(events: bytes, start: bytes) -> int:

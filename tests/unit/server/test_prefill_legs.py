@@ -103,7 +103,7 @@ def _answer_500(engine: FakeEngine) -> None:
 
 
 def _answer_dead(engine: FakeEngine) -> None:
-    engine.answer = (500, {"error": {"message": "EngineCore is gone", "type": "x", "param": None, "code": 500}})
+    engine.answer = (500, {"error": {"message": "EngineCore encountered an issue.", "type": "x", "param": None, "code": 500}})
 
 
 def _answer_busy(engine: FakeEngine) -> None:

@@ -290,7 +290,7 @@ def test_engine_death_mid_stream_ends_with_one_error_event(tmp_path: Path) -> No
 def test_engine_error_event_is_not_followed_by_done(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
-            failure = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","param":null,"code":500}}\n\n'
+            failure = b'data: {"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}}\n\n'
             rig.engine.chunks = [*events(2, done=False), failure, b"data: [DONE]\n\n"]
             assert len(await _broken_stream(rig)) == 2
             rig.engine.chunks = [b"".join(rig.engine.chunks)]
@@ -373,8 +373,28 @@ def test_silence_is_no_death_and_the_request_is_not_run_again(tmp_path: Path, st
     run(scenario())
 
 
-@pytest.mark.parametrize("message", ["EngineCore encountered an issue. See stack trace.", "EngineDeadError()"])
-def test_death_of_the_sole_engines_core_is_no_fault_of_the_request(tmp_path: Path, message: str) -> None:
+def test_error_that_quotes_the_client_is_no_engines_death(tmp_path: Path) -> None:
+    quoted = "cannot parse 'EngineCore encountered an issue. EngineDeadError'"
+
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            error = {"error": {"message": quoted, "type": "InternalServerError", "param": None, "code": 500}}
+            rig.engine.answer = (500, error)
+            for _ in range(2 * MAX_FAILURES):
+                reply = await rig.complete()
+                assert (reply.status, reply.json) == (500, error)
+            rig.engine.answer = None
+            rig.engine.chunks = [b"data: " + json.dumps(error, separators=(",", ":")).encode() + b"\n\n"]
+            for _ in range(2 * MAX_FAILURES):
+                await rig.complete(stream=True)
+            assert rig.gateway.fleet.engines[0].takes_requests
+
+    run(scenario())
+
+
+def test_death_of_the_sole_engines_core_is_no_fault_of_the_request(tmp_path: Path) -> None:
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
     async def scenario() -> None:
         async with running(tmp_path) as rig:
             rig.engine.answer = (500, {"error": {"message": message, "type": "x", "param": None, "code": 500}})
