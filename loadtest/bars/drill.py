@@ -122,10 +122,11 @@ async def _until_restarted(system: System, name: str, old_pid: int) -> None:
 def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -> Measured:
     """Requests that failed or were answered otherwise than undisturbed, those set apart that the gateway's own death broke.
 
-    A killed gateway takes its open connections with it and refuses new ones until it is back; every other request counts.
+    A killed gateway takes its open connections with it, and none can be made until the next one listens; every other request
+    counts, those the next one answers among them.
     """
-    gateway_outages = [kill.outage for kill in kills if kill.process == "gateway"]
-    cut = [result for result in load.failed if _touches(result, gateway_outages)]
+    outages = [kill.outage for kill in kills if kill.process == "gateway"]
+    cut = [result for result in load.failed if any(_is_cut(result, outage) for outage in outages)]
     failed = [result for result in load.failed if result not in cut]
     other = _differing(load.results, reference)
     detail = {
@@ -165,6 +166,13 @@ def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str])
     if not on_it:
         return Measured(None, {"reason": "no stream ran on the engine when it was killed", **detail})
     return Measured(len(wrong) + len(other), detail)
+
+
+def _is_cut(result: StreamResult, outage: Interval) -> bool:
+    """Whether a request was open when the gateway was killed, or found none to answer it."""
+    was_open = result.sent_at_s <= outage.start_s <= result.ended_at_s
+    was_unanswered = result.status is None and outage.start_s <= result.sent_at_s and result.ended_at_s <= outage.end_s
+    return was_open or was_unanswered
 
 
 def _touches(result: StreamResult, stretches: Sequence[Interval]) -> bool:

@@ -14,8 +14,11 @@ from tiny_system import ERROR, TinySystem
 
 from loadtest import system as system_module
 from loadtest.bars import disconnects, drill, restarts
+from loadtest.bars.load import Load
 from loadtest.bars.registry import Bench, Measured
+from loadtest.client import StreamResult
 from loadtest.processes import SystemUnderTestError
+from loadtest.statistics import Interval
 from loadtest.system import ONE_ENGINE, Pool, System
 from loadtest.traffic import Prompt, Source
 
@@ -66,6 +69,31 @@ def test_the_drill_is_met_where_only_the_gateways_own_death_is_noticed(monkeypat
     assert len(value.detail["kills"]) == 2 * 5
     assert value.detail["cut_by_the_gateways_own_death"] > 0
     assert value.detail["requests"] > 50
+
+
+@pytest.mark.parametrize(
+    ("sent_at_s", "ended_at_s", "status", "is_cut"),
+    [
+        (9.0, 10.0, 200, True),
+        (9.0, 10.1, None, True),
+        (11.0, 11.0, None, True),
+        (9.0, 9.9, 503, False),
+        (11.0, 11.1, 503, False),
+        (11.0, 14.0, 200, False),
+        (19.0, 21.0, None, False),
+        (21.0, 21.0, None, False),
+    ],
+    ids=["broken", "unanswered", "refused", "before", "answered 503", "broken later", "left hanging", "after"],
+)
+def test_only_what_a_killed_gateway_itself_breaks_is_set_apart(
+    sent_at_s: float, ended_at_s: float, status: int | None, is_cut: bool
+) -> None:
+    kill = drill.Kill("gateway", "process", Interval(10.0, 20.0))
+    result = StreamResult("p", sent_at_s, status=status, error="broken", ended_at_s=ended_at_s)
+    value = drill.unnoticed(Load([result]), [kill], {"p": ""})
+    assert (value.value, value.detail["cut_by_the_gateways_own_death"]) == (int(not is_cut), int(is_cut))
+    other = drill.Kill("decode-0", "process", Interval(10.0, 20.0))
+    assert drill.unnoticed(Load([result]), [other], {"p": ""}).value == 1
 
 
 def test_the_drill_counts_a_stream_that_an_engines_death_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
