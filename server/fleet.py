@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
@@ -19,6 +19,12 @@ from wire.spec import CaptureSpec
 
 if TYPE_CHECKING:
     from server.relay.prefill import Lease
+
+Result = TypeVar("Result")
+
+
+class EngineLost(ConnectionError):
+    """The engine was given up while it had a request."""
 
 
 class Engine:
@@ -44,6 +50,10 @@ class Engine:
         """When it last held KV for another engine, on the monotonic clock."""
         self.leases: set[Lease] = set()
         """KV it holds for decode legs that run or wait; while they wait, their engines keep it from running out."""
+        self.is_lost = False
+        """It hangs: what it has in hand is not waited for."""
+        self._waiting: set[Callable[[], None]] = set()
+        """What to call when that happens."""
         self.wake = asyncio.Event()
         """Set to have the next health probe now."""
 
@@ -93,7 +103,7 @@ class Engine:
         self.target_version = status.workers[0].target_version
 
     def mark_ready(self, remark: str = "") -> None:
-        self.ready, self.reason, self.needs_sync = True, remark, False
+        self.ready, self.reason, self.needs_sync, self.is_lost = True, remark, False, False
 
     def mark_down(self, reason: str) -> None:
         """No more requests until a probe says otherwise; what it holds is unknown then."""
@@ -109,6 +119,36 @@ class Engine:
         """One stream broke; the engine may be well, so it goes on serving until the probe this asks for."""
         self.breaker.fail(visit)
         self.wake.set()
+
+    def lose(self) -> None:
+        """It hangs, and others are there: all who wait for it are told, and go there."""
+        self.is_lost = True
+        waiting, self._waiting = self._waiting, set()
+        for tell in waiting:
+            tell()
+
+    @contextmanager
+    def told_when_lost(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Call `tell` once when the engine is lost, at once if it is."""
+        if self.is_lost:
+            tell()
+        else:
+            self._waiting.add(tell)
+        try:
+            yield
+        finally:
+            self._waiting.discard(tell)
+
+    async def unless_lost(self, work: Awaitable[Result]) -> Result:
+        """Wait for what this engine does; raises EngineLost."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                with self.told_when_lost(lambda: scope.reschedule(asyncio.get_running_loop().time())):
+                    return await work
+        except TimeoutError as error:
+            if scope.expired():
+                raise EngineLost from error
+            raise
 
     def request_sync(self) -> None:
         """What the engine serves may have changed; it goes on serving meanwhile."""

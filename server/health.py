@@ -63,13 +63,15 @@ class HealthMonitor:
                 num_silent = 0
             except EngineError as error:
                 num_silent += 1
-                if not engine.ready or not _is_timeout(error) or num_silent >= MAX_SILENT_PROBES:
+                if _is_timeout(error) and num_silent >= MAX_SILENT_PROBES:
+                    self._give_up(engine, str(error), error.__cause__)
+                elif not engine.ready or not _is_timeout(error):
                     self._mark_down(engine, str(error), error.__cause__)
             else:
                 is_odd = engine.ready and bool(engine.reason) and time.monotonic() >= next_resync_s
                 if engine in self._hung:
                     # A synchronisation would wait for the core, and these probes with it.
-                    self._mark_down(engine, CORE_SILENT)
+                    self._give_up(engine, CORE_SILENT)
                 elif engine.needs_sync or is_odd:
                     next_resync_s = time.monotonic() + RESYNC_S
                     await self._sync(engine)
@@ -83,7 +85,7 @@ class HealthMonitor:
             num_silent = num_silent + 1 if await self._is_core_silent(engine) else 0
             if num_silent >= MAX_SILENT_CORE_PROBES:
                 self._hung.add(engine)
-                self._mark_down(engine, CORE_SILENT)
+                self._give_up(engine, CORE_SILENT)
             elif engine in self._hung and not num_silent:
                 self._hung.remove(engine)
                 engine.wake.set()
@@ -116,7 +118,7 @@ class HealthMonitor:
             self._mark_down(engine, str(error), error.__cause__)
             return
         if engine in self._hung:
-            self._mark_down(engine, CORE_SILENT)
+            self._give_up(engine, CORE_SILENT)
             return
         logger.info(
             "engine %s is ready with draft %s%s", engine.id, engine.draft_version, engine.reason and f"; it {engine.reason}"
@@ -146,6 +148,12 @@ class HealthMonitor:
         for other in self._fleet.ready():
             if other is not engine and other.status is not None:
                 other.status.spec.require(status.spec, who=f"engine {engine.id}")
+
+    def _give_up(self, engine: Engine, reason: str, cause: BaseException | None = None) -> None:
+        """It hangs. What waits for it goes elsewhere; where there is no other engine it may as well go on waiting."""
+        self._mark_down(engine, reason, cause)
+        if not self._fleet.why_not_ready():
+            engine.lose()
 
     def _mark_down(self, engine: Engine, reason: str, cause: BaseException | None = None) -> None:
         """The cause may name the engine's address, so it goes to the log and not into the reason, which clients see."""

@@ -12,11 +12,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from server.admission import RETRY_AFTER_S
 from server.errors import ApiError, error_event
-from server.fleet import Engine, Fleet
+from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, engine_died, tells_of_death
 from server.relay.join import CannotResume
@@ -161,7 +162,7 @@ class Proxy:
             with ExitStack() as stack:
                 visit = stack.enter_context(engine.request())
                 try:
-                    answer = await self._legs.ask(exchange, leg, route, engine, visit, trip, stack)
+                    answer = await engine.unless_lost(self._legs.ask(exchange, leg, route, engine, visit, trip, stack))
                 except CONNECTION_ERRORS as error:
                     if is_silence(error):
                         engine.wake.set()
@@ -178,6 +179,9 @@ class Proxy:
                 try:
                     if self._is_passed_by(answer, trip):
                         continue
+                    if answer.body is None and answer.response is not None:
+                        break_off = partial(answer.response.content.set_exception, EngineLost())
+                        stack.enter_context(engine.told_when_lost(break_off))
                     yield answer
                 finally:
                     # Closing, not releasing: an unfinished answer must end the generation now.

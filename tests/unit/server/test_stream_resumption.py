@@ -210,6 +210,53 @@ def test_stop_string_is_found_though_the_engine_died_within_it(tmp_path: Path, p
     run(scenario())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("gate_name", ["core_gate", "health_gate"])
+def test_answer_of_an_engine_that_hangs_comes_from_another(tmp_path: Path, stream: bool, gate_name: str) -> None:
+    settings = {"core_interval_s": 0.02, "core_timeout_s": 0.1, "health_timeout_s": 0.05}
+
+    async def scenario() -> None:
+        before = _models(tmp_path)
+        async with running(tmp_path, num_engines=2, target_dir=tmp_path / "target", before=before, settings=settings) as rig:
+            gate = asyncio.Event()
+            for engine in rig.engines:
+                engine.chunk_gate = gate
+            asking = asyncio.create_task(_ask(rig, CHAT, stream=stream))
+            await eventually(lambda: any(engine.num_running for engine in rig.engines))
+            hung, other = sorted(rig.engines, key=lambda engine: -engine.num_running)
+            other.chunk_gate = None
+            setattr(hung, gate_name, gate)
+            async with asyncio.timeout(3):
+                reply = await asking
+            assert _text(_chunks(reply)) == TEXT if stream else reply.status == 200
+            assert (len(hung.bodies), len(other.bodies)) == (1, 1)
+            engine = next(engine for engine in rig.gateway.fleet.engines if engine.id == hung.id)
+            assert engine.is_lost
+            gate.set()
+            await eventually(lambda: engine.ready)
+            engine.breaker.reset()
+            for _ in range(4):
+                assert b"DONE" in (await _ask(rig, CHAT)).body
+            assert len(hung.bodies) > 1
+
+    run(scenario())
+
+
+def test_answer_of_a_lone_engine_that_hangs_is_waited_for(tmp_path: Path) -> None:
+    settings = {"core_interval_s": 0.02, "core_timeout_s": 0.05}
+
+    async def scenario() -> None:
+        async with running(tmp_path, settings=settings) as rig:
+            rig.engine.chunk_gate = rig.engine.core_gate = gate = asyncio.Event()
+            asking = asyncio.create_task(rig.complete(stream=True))
+            await eventually(lambda: not rig.gateway.fleet.ready())
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await asking).body == b"".join(rig.engine.chunks)
+
+    run(scenario())
+
+
 def test_stream_moves_no_more_often_than_it_may(tmp_path: Path) -> None:
     async def scenario() -> None:
         for max_moves in (0, 1, 2):
