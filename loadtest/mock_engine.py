@@ -23,6 +23,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
+from loadtest.kv_events import KvEvents
 from loadtest.recital import MODEL, Alphabet, Answer
 from wire.control import (
     CaptureRequest,
@@ -39,6 +40,8 @@ from wire.spec import SCHEMA_VERSION, CaptureSpec
 
 DEPTH = 3
 _STATS_EVERY_S = 1.0
+_BYTES_PER_TOKEN = 4
+"""Of a request's body, whose prompt is not read: as many KV blocks as it would fill in English."""
 _SPEC = CaptureSpec(
     target_id=MODEL,
     target_revision="0" * 16,
@@ -63,9 +66,11 @@ class Pace:
 class MockEngine:
     """One engine that says the alphabet."""
 
-    def __init__(self, engine_id: str, pace: Pace, alphabet: Alphabet) -> None:
+    def __init__(self, engine_id: str, pace: Pace, alphabet: Alphabet, kv_events: KvEvents | None = None) -> None:
+        """`kv_events` tells a gateway of KV; None where there is none to tell."""
         self.id = engine_id
         self.pace = pace
+        self.kv_events = kv_events
         self._alphabet = alphabet
         self.epoch = uuid.uuid4().hex
         self.num_running = 0
@@ -126,13 +131,16 @@ class MockEngine:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        fields: dict[str, Any] = msgspec.json.decode(await request.read())
+        body = await request.read()
+        fields: dict[str, Any] = msgspec.json.decode(body)
         if fields.get("model", MODEL) != MODEL:
             message = f"The model `{fields['model']}` does not exist."
             return _json({"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}}, status=404)
         answer = Answer(fields, self._alphabet, is_chat=request.path.endswith("/chat/completions"))
         self.num_running += 1
         try:
+            if self.kv_events is not None:
+                await self.kv_events.store(len(body) // _BYTES_PER_TOKEN + answer.num_tokens)
             if fields.get("stream"):
                 return await self._stream(request, answer)
             await asyncio.sleep(self.pace.first_token_s + self.pace.between_tokens_s * (answer.num_tokens - 1))
@@ -217,12 +225,15 @@ async def serving(engine: MockEngine, port: int, events_endpoint: str) -> AsyncI
     runner = web.AppRunner(engine.app(), handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    publishing = asyncio.create_task(publish_stats(engine, events_endpoint))
+    publishing = [asyncio.create_task(publish_stats(engine, events_endpoint))]
+    if engine.kv_events is not None:
+        publishing.append(asyncio.create_task(engine.kv_events.publish()))
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        publishing.cancel()
-        await asyncio.gather(publishing, return_exceptions=True)
+        for task in publishing:
+            task.cancel()
+        await asyncio.gather(*publishing, return_exceptions=True)
         await runner.cleanup()
 
 
@@ -232,7 +243,13 @@ async def run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     pace = Pace(first_token_s=options.first_token_s, between_tokens_s=options.between_tokens_s)
-    engine = MockEngine(options.id, pace, Alphabet(options.target_dir))
+    kv_events = None
+    if options.kv_events_endpoint:
+        block_size_tokens = _KV.block_size_tokens
+        kv_events = KvEvents(
+            options.id, options.kv_events_endpoint, num_blocks=options.kv_blocks, block_size_tokens=block_size_tokens
+        )
+    engine = MockEngine(options.id, pace, Alphabet(options.target_dir), kv_events)
     async with serving(engine, options.port, options.events_endpoint):
         await stop.wait()
 
@@ -243,6 +260,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--events-endpoint", required=True, help="ZMQ address its stats are published at")
     parser.add_argument("--target-dir", type=Path, help="whose tokenizer.json gives the letters their ids")
+    parser.add_argument(
+        "--kv-events-endpoint", default="", help="ZMQ address a gateway takes KV events at (default: none is told)"
+    )
+    parser.add_argument("--kv-blocks", type=int, default=0, help="KV blocks it holds from the start (default 0)")
     parser.add_argument("--first-token-s", type=float, default=0.05, help="seconds to the first token (default 0.05)")
     parser.add_argument("--between-tokens-s", type=float, default=0.05, help="seconds between tokens (default 0.05)")
     asyncio.run(run(parser.parse_args()))

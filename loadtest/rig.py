@@ -34,6 +34,10 @@ class MockAddress:
     pace: Pace
     target_dir: str | None
     """Whose vocabulary it speaks."""
+    kv_events_endpoint: str = ""
+    """Where its gateway takes KV events; empty: it tells of none."""
+    num_kv_blocks: int = 0
+    """Held from the start."""
 
     @property
     def url(self) -> str:
@@ -51,6 +55,7 @@ class MockAddress:
             *("--events-endpoint", self._events_endpoint),
             *("--first-token-s", str(self.pace.first_token_s), "--between-tokens-s", str(self.pace.between_tokens_s)),
             *target,
+            *("--kv-events-endpoint", self.kv_events_endpoint, "--kv-blocks", str(self.num_kv_blocks)),
         ]
 
     @property
@@ -58,10 +63,17 @@ class MockAddress:
         return f"tcp://127.0.0.1:{self.events_port}"
 
 
-def mock_addresses(number: int, pace: Pace, *, target_dir: str | None = None) -> list[MockAddress]:
-    """Addresses for that many mock engines, on free ports."""
+def mock_addresses(
+    number: int, pace: Pace, *, target_dir: str | None = None, kv_events_endpoint: str = "", num_kv_blocks: int = 0
+) -> list[MockAddress]:
+    """Addresses for that many mock engines, on free ports; `num_kv_blocks` each."""
     ports = free_ports(2 * number)
-    return [MockAddress(f"engine-{index}", ports[2 * index], ports[2 * index + 1], pace, target_dir) for index in range(number)]
+    return [
+        MockAddress(
+            f"engine-{index}", ports[2 * index], ports[2 * index + 1], pace, target_dir, kv_events_endpoint, num_kv_blocks
+        )
+        for index in range(number)
+    ]
 
 
 @asynccontextmanager
@@ -82,14 +94,19 @@ def gateway_config(engines: Sequence[MockAddress]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running_gateway(config: Mapping[str, Any], *, engine_token: str = _TOKEN) -> AsyncIterator[str]:
+async def running_gateway(
+    config: Mapping[str, Any], *, engine_token: str = _TOKEN, kv_events_endpoint: str = ""
+) -> AsyncIterator[str]:
     """A gateway process with this configuration on free ports; yields the URL of its public port when it is ready.
 
-    It gets no KV events: an engine sends them to one gateway only, and the mock sends none.
+    An engine sends KV events to one gateway only, so the configuration's own endpoint is not used.
     """
     port, admin_port = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
-        own = {"gateway": {**config["gateway"], "port": port, "admin_port": admin_port}, "kv_events_endpoint": ""}
+        own = {
+            "gateway": {**config["gateway"], "port": port, "admin_port": admin_port},
+            "kv_events_endpoint": kv_events_endpoint,
+        }
         path = Path(directory) / "gateway.json"
         path.write_text(json.dumps({"state_dir": directory, **config, **own}))
         environment = os.environ | {OPERATOR_TOKEN_VARIABLE: _TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}

@@ -11,10 +11,12 @@ from typing import Any
 
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
-from loadtest.client import StreamResult
+from loadtest.client import StreamResult, new_session
 from loadtest.closed_loop import keep_busy
+from loadtest.exposition import total
+from loadtest.kv_events import CHAIN_BLOCKS
 from loadtest.mock_engine import Pace
-from loadtest.processes import SystemUnderTestError
+from loadtest.processes import POLL_S, SystemUnderTestError, free_ports
 from loadtest.recital import MODEL
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.statistics import Estimate, percentiles_ms, quantile_difference
@@ -29,6 +31,9 @@ WARM_UP_S = 5.0
 PACE = Pace(first_token_s=0.05, between_tokens_s=0.05)
 MIN_TOKENS, MAX_TOKENS = 16, 64
 """Lengths differ, so that streams do not begin and end in step."""
+NUM_KV_BLOCKS = 100_000
+"""What the gateway knows of the engines' KV, all together, while they go on telling it of every request's."""
+INDEXED_WITHIN_S = 60.0
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
@@ -36,7 +41,7 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
     """In front of one engine, then of two, where the gateway must be ready to go on elsewhere; the worse counts."""
     target_dir = target_directory(bench)
     found: dict[int, dict[str, Estimate]] = {}
-    detail: dict[str, Any] = {"prompts_tokenized": target_dir is not None}
+    detail: dict[str, Any] = {"prompts_tokenized": target_dir is not None, "kv_blocks_indexed": NUM_KV_BLOCKS}
     for number in (1, 2):
         via, direct = await compare(number, human_eval().train, target_dir)
         found[number] = differences_ms(via, direct)
@@ -51,12 +56,19 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
 
 
 async def compare(number: int, prompts: Sequence[Prompt], target_dir: str | None) -> tuple[list[float], list[float]]:
-    """First bytes through the gateway and directly, seconds, of requests sent after the warm-up."""
-    addresses = mock_addresses(number, PACE, target_dir=target_dir)
+    """First bytes through the gateway and directly, seconds, of requests sent after the warm-up.
+
+    As real engines would, the mocks tell the gateway of the KV of requests that did not pass through it, too.
+    """
+    (port,) = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    num_blocks = NUM_KV_BLOCKS // number
+    addresses = mock_addresses(number, PACE, target_dir=target_dir, kv_events_endpoint=endpoint, num_kv_blocks=num_blocks)
     async with (
         running_mocks(addresses),
-        running_gateway(gateway_config(addresses)) as gateway_url,
+        running_gateway(gateway_config(addresses), kv_events_endpoint=endpoint) as gateway_url,
     ):
+        await until_indexed(gateway_url, number * num_blocks // CHAIN_BLOCKS)
         lanes = [(gateway_url, CONCURRENCY), *((address.url, NUM_DIRECT // number) for address in addresses)]
         via, *direct = await side_by_side(lanes, prompts, for_s=WARM_UP_S + MEASURE_S, skip_s=WARM_UP_S)
     return first_bytes(via), first_bytes([result for lane in direct for result in lane])
@@ -83,6 +95,21 @@ async def side_by_side(
         )
     )
     return [[result for result in lane if result.sent_at_s - started_at_s >= skip_s] for lane in results]
+
+
+async def until_indexed(gateway_url: str, num_events: int) -> None:
+    """Wait until a gateway has entered that many KV events; raises SystemUnderTestError where it does not, or loses some."""
+    deadline_s = time.monotonic() + INDEXED_WITHIN_S
+    num_stored: float | None = None
+    async with new_session(1) as session:
+        while time.monotonic() < deadline_s:
+            async with session.get(f"{gateway_url}/metrics") as response:
+                page = await response.text()
+            num_stored = total(page, "paceline_kv_events_total", kind="stored")
+            if num_stored is not None and num_stored >= num_events and not total(page, "paceline_kv_dropped_indexes_total"):
+                return
+            await asyncio.sleep(POLL_S)
+    raise SystemUnderTestError(f"the gateway has entered {num_stored or 0:.0f} of {num_events} KV events, or lost some")
 
 
 def first_bytes(results: Sequence[StreamResult]) -> list[float]:

@@ -14,7 +14,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from loadtest.bars.overhead import until_indexed
 from loadtest.client import StreamResult, new_session, stream_chat
+from loadtest.exposition import total
+from loadtest.kv_events import CHAIN_BLOCKS
 from loadtest.mock_engine import MockEngine, Pace, serving
 from loadtest.processes import free_ports
 from loadtest.recital import LETTERS, MODEL, Alphabet, is_recital
@@ -124,3 +127,30 @@ def test_the_real_gateway_serves_in_front_of_two_mock_engines() -> None:
         assert result.is_ok, result.error
         assert is_recital(result.text, 40)
         assert result.request_id
+
+
+def test_the_real_gateway_learns_of_the_kv_of_mock_engines() -> None:
+    num_blocks = 4 * CHAIN_BLOCKS
+
+    async def run() -> str:
+        (port,) = free_ports(1)
+        endpoint = f"tcp://127.0.0.1:{port}"
+        addresses = mock_addresses(2, QUICK, kv_events_endpoint=endpoint, num_kv_blocks=num_blocks)
+        async with (
+            running_mocks(addresses),
+            running_gateway(gateway_config(addresses), kv_events_endpoint=endpoint) as url,
+            new_session(4) as session,
+        ):
+            await until_indexed(url, 2 * num_blocks // CHAIN_BLOCKS)
+            long = Prompt("p", ({"role": "user", "content": "say it " * 100},))
+            results = [await stream_chat(session, url, MODEL, long, options={"max_tokens": 40}) for _ in range(4)]
+            assert all(result.is_ok for result in results)
+            await until_indexed(url, 2 * num_blocks // CHAIN_BLOCKS + len(results))
+            async with session.get(f"{url}/metrics") as response:
+                return await response.text()
+
+    page = asyncio.run(run())
+    assert total(page, "paceline_kv_events_total", kind="removed") == 4
+    assert total(page, "paceline_kv_events_total", kind="orphan") is None
+    assert not total(page, "paceline_kv_event_gaps_total")
+    assert not total(page, "paceline_bad_kv_events_total")
