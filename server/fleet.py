@@ -90,6 +90,14 @@ class Engine:
     def epoch(self) -> str:
         return self.status.engine_epoch if self.status else ""
 
+    def is_same(self, status: EngineStatus) -> bool:
+        """Whether the process and the target are those of the last synchronisation, so that what its cache held, it holds."""
+        known = self.status
+        if known is None:
+            return False
+        targets = [{worker.target_version for worker in one.workers} for one in (known, status)]
+        return status.engine_epoch == known.engine_epoch and targets[0] == targets[1]
+
     def adopt(self, status: EngineStatus) -> None:
         """Remember what the engine says of itself."""
         if status.engine_epoch != self.epoch:

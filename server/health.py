@@ -48,7 +48,7 @@ class HealthMonitor:
         self._swap = swap
         self._settings = settings
         self._on_restart = on_restart
-        """Told when another process answers under an engine's id."""
+        """Told when another process or another target answers under an engine's id."""
         self._hung: set[Engine] = set()
         """Engines whose core does not answer."""
 
@@ -78,11 +78,14 @@ class HealthMonitor:
             await self._pause(engine)
 
     async def watch_core(self, engine: Engine) -> None:
-        """Ask one engine's core for as long as the gateway runs."""
+        """Ask one engine's core for as long as the gateway runs, and have it synchronised when it is not what it was."""
         num_silent = 0
         while True:
             await asyncio.sleep(self._settings.core_interval_s)
-            num_silent = num_silent + 1 if await self._is_core_silent(engine) else 0
+            status, is_silent = await self._ask_core(engine)
+            num_silent = num_silent + 1 if is_silent else 0
+            if status is not None and engine.ready and not engine.is_same(status):
+                engine.request_sync()
             if num_silent >= MAX_SILENT_CORE_PROBES:
                 self._hung.add(engine)
                 self._give_up(engine, CORE_SILENT)
@@ -107,9 +110,9 @@ class HealthMonitor:
         try:
             status = await engine.client.status()
             self._check(engine, status)
-            is_restarted = engine.epoch not in ("", status.engine_epoch)
+            is_another = engine.status is not None and not engine.is_same(status)
             engine.adopt(status)
-            if is_restarted:
+            if is_another:
                 self._on_restart(engine)
             if self.capture_rate is not None:
                 await engine.client.set_capture(self.capture_rate)
@@ -124,13 +127,12 @@ class HealthMonitor:
             "engine %s is ready with draft %s%s", engine.id, engine.draft_version, engine.reason and f"; it {engine.reason}"
         )
 
-    async def _is_core_silent(self, engine: Engine) -> bool:
-        """Only silence counts: a refusal is an answer, and a dead connection is the other probe's finding."""
+    async def _ask_core(self, engine: Engine) -> tuple[EngineStatus | None, bool]:
+        """The answer, if it is one, and whether there was silence: a dead connection is the other probe's finding."""
         try:
-            await engine.client.status(timeout_s=self._settings.core_timeout_s)
+            return await engine.client.status(timeout_s=self._settings.core_timeout_s), False
         except EngineError as error:
-            return _is_timeout(error)
-        return False
+            return None, _is_timeout(error)
 
     def _check(self, engine: Engine, status: EngineStatus) -> None:
         """Raises a WireError that says why this engine may not serve."""

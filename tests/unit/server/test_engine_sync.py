@@ -134,6 +134,34 @@ def test_draft_changed_behind_the_gateways_back_is_set_right(tmp_path: Path) -> 
     run(scenario())
 
 
+def _another_process(engine: FakeEngine) -> None:
+    engine.epoch = "another"
+
+
+def _another_target(engine: FakeEngine) -> None:
+    engine.target_version = 7
+
+
+@pytest.mark.parametrize("change", [_another_process, _another_target])
+def test_change_that_only_the_cores_probe_sees_is_taken_up_and_empties_the_index(tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    async def scenario() -> None:
+        settings = {"core_interval_s": 0.02}
+        async with running(tmp_path, num_engines=2, kv_events_endpoint="tcp://127.0.0.1:*", settings=settings) as rig:
+            index, engine = rig.gateway.kv_index, rig.gateway.fleet.engines[0]
+            await asyncio.sleep(0.05)  # The feeds begin with empty indexes.
+            for one in rig.engines:
+                assert index.store(one.id, [b"a", b"b"], None, list(range(32)), 16)
+            change(rig.engine)
+            await eventually(lambda: (engine.epoch, engine.target_version) == (rig.engine.epoch, rig.engine.target_version))
+            await eventually(lambda: index.num_held("engine-0") == 0)
+            assert index.num_held("engine-1") == 2
+            num_calls = len(rig.engine.calls)
+            await eventually(lambda: len(rig.engine.calls) > num_calls + 3)
+            assert engine.ready
+
+    run(scenario())
+
+
 def test_engine_that_answers_no_probe_stops_getting_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, num_engines=2, settings={"health_timeout_s": 0.05}) as rig:
