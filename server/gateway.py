@@ -76,7 +76,7 @@ class Gateway:
         self.drafts = Drafts(DraftStore(config.state_dir))
         self.canary = Canary(self.ledger, config.canary)
         self.swap = SwapCoordinator(self.fleet, self.drafts, self.canary, self.metrics, deadline_s=settings.swap_deadline_s)
-        self.health = HealthMonitor(self.fleet, self.swap, settings, on_restart=self._forget_kv)
+        self.health = HealthMonitor(self.fleet, self.swap, settings, on_change=self._forget_kv)
         self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.metrics)
         self.learner = LearnerLink()
         self.admission = Admission(config.admission)
@@ -172,10 +172,14 @@ class Gateway:
         """Of all engines, 0 while none is known."""
         return max((engine.status.kv.max_model_len for engine in self.fleet.engines if engine.status), default=0)
 
-    def _forget_kv(self, engine: Engine) -> None:
-        """Another process answers under this engine's id."""
-        if self.kv_listener is not None:
+    def _forget_kv(self, engine: Engine, is_restarted: bool) -> None:
+        """Another process, or the same one with another target, answers under this engine's id."""
+        if self.kv_listener is None:
+            return
+        if is_restarted:
             self.kv_listener.engine_restarted(engine.id)
+        else:
+            self.kv_listener.engine_changed(engine.id)
 
     def _wants_full_report(self, engine: Engine) -> bool:
         return self.kv_listener is not None and self.kv_listener.wants_full_report(engine.id)

@@ -40,15 +40,15 @@ class HealthMonitor:
     """Keeps `Engine.ready` true to life."""
 
     def __init__(
-        self, fleet: Fleet, swap: SwapCoordinator, settings: GatewaySettings, *, on_restart: Callable[[Engine], None]
+        self, fleet: Fleet, swap: SwapCoordinator, settings: GatewaySettings, *, on_change: Callable[[Engine, bool], None]
     ) -> None:
         self.capture_rate: float | None = None
         """The operator's last wish; applied to every engine that comes up."""
         self._fleet = fleet
         self._swap = swap
         self._settings = settings
-        self._on_restart = on_restart
-        """Told when another process or another target answers under an engine's id."""
+        self._on_change = on_change
+        """Told when another process or another target answers under an engine's id, and whether it is another process."""
         self._hung: set[Engine] = set()
         """Engines whose core does not answer."""
 
@@ -111,9 +111,10 @@ class HealthMonitor:
             status = await engine.client.status()
             self._check(engine, status)
             is_another = engine.status is not None and not engine.is_same(status)
+            is_restarted = engine.epoch != status.engine_epoch
             engine.adopt(status)
             if is_another:
-                self._on_restart(engine)
+                self._on_change(engine, is_restarted)
             if self.capture_rate is not None:
                 await engine.client.set_capture(self.capture_rate)
             await self._swap.align(engine)
