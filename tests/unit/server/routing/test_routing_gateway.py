@@ -95,3 +95,25 @@ def test_prefill_engines_are_asked_for_it_too(tmp_path: Path) -> None:
             await publisher.close()
 
     run(scenario())
+
+
+def test_another_target_in_the_same_process_empties_the_index_and_events_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        settings = {"core_interval_s": 0.02}
+        async with running(tmp_path, num_engines=2, kv_events_endpoint=endpoint, settings=settings) as rig:
+            index, engine = rig.gateway.kv_index, rig.gateway.fleet.engines[0]
+            publisher = KvPublisher(rig.gateway.context, "engine-0", endpoint)
+            await publisher.subscribed()
+            await publisher.publish(stored([1, 2], None, list(range(32)), 16))
+            await eventually(lambda: index.num_held("engine-0") == 2)
+            rig.engine.target_version = 7
+            await eventually(lambda: engine.target_version == 7)
+            assert index.num_held("engine-0") == 0
+            await publisher.publish(stored([3], None, list(range(16)), 16))
+            await eventually(lambda: index.num_held("engine-0") == 1)
+            assert not await rig.metric('paceline_kv_event_gaps_total{engine="engine-0"}'), "numbers do not begin anew"
+            await publisher.close()
+
+    run(scenario())
