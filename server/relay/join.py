@@ -44,20 +44,19 @@ def find_join(decode: Decode, prompt_ids: Sequence[int], ids: Sequence[int], sen
 
     for num_kept in range(len(ids), max(len(ids) - MAX_TOKENS_BACK, 0) - 1, -1):
         text = text_of(num_kept)
+        ahead = text[len(sent) :]
+        if text.startswith(sent) and "\ufffd" not in ahead and not _begins_stop(text, stops):
+            return Join(num_kept, ahead, "")
         if sent.startswith(text):
-            overlap = sent[len(text) :]
             break
     else:
         raise CannotResume("the token ids do not give the text that was sent")
-    if overlap and num_kept < len(ids):
-        # The text sent ends within a token. Sampled anew, that token could be another one, so it is kept where it may be.
-        text = text_of(num_kept + 1)
-        ahead = text[len(sent) :]
-        if text.startswith(sent) and "\ufffd" not in ahead and not _may_stop(ahead, stops):
-            return Join(num_kept + 1, ahead, "")
-    return Join(num_kept, "", overlap)
+    if _begins_stop(text, stops):
+        raise CannotResume("the text sent ends with what could begin a stop string")
+    # The text sent ends within a token that may not be kept. Sampled anew it could be another one; that will show.
+    return Join(num_kept, "", sent[len(text) :])
 
 
-def _may_stop(text: str, stops: Sequence[str]) -> bool:
-    """Whether a stop string is in a text or could begin in it: the next engine would not see that beginning."""
-    return any(stop in text or any(text.endswith(stop[:length]) for length in range(1, len(stop))) for stop in stops)
+def _begins_stop(text: str, stops: Sequence[str]) -> bool:
+    """Whether a stop string could begin in a text's last characters: the next engine would not see that beginning."""
+    return any(text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop)))
