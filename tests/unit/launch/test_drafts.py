@@ -4,40 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from samples import fill
 
 from launch.drafts import repair_active
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.up import repair_before_engine
-from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, write_manifest
-from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.artifact import WEIGHTS_FILE
 from wire.store import DraftStore
-
-SPEC = CaptureSpec(
-    target_id="tiny",
-    target_revision="r",
-    tokenizer_sha256="t",
-    dtype="float32",
-    hidden_size=4,
-    vocab_size=32,
-    draft_vocab_size=16,
-    aux_layer_ids=(1, 2),
-)
-
-
-def fill(directory: Path, version: int) -> None:
-    (directory / WEIGHTS_FILE).write_bytes(b"weights %d" % version)
-    (directory / CONFIG_FILE).write_text("{}")
-    manifest = DraftManifest(
-        schema_version=SCHEMA_VERSION,
-        version=version,
-        parent=None,
-        origin="random",
-        spec=SPEC,
-        d2t_sha256="d",
-        created_at_s=0.0,
-        sha256={name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)},
-    )
-    write_manifest(directory, manifest)
 
 
 @pytest.fixture

@@ -8,47 +8,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from samples import fill
 
 from launch import up
 from launch.config import SystemConfig
 from launch.host import HostFacts, with_ports
 from launch.plan import make_plan
 from launch.rundir import LaunchError, RunDir, Tokens
-from wire.artifact import DraftManifest, write_manifest
-from wire.spec import SCHEMA_VERSION, CaptureSpec
 from wire.store import DraftStore
-
-SPEC = CaptureSpec(
-    target_id="tiny",
-    target_revision="r",
-    tokenizer_sha256="t",
-    dtype="float32",
-    hidden_size=4,
-    vocab_size=32,
-    draft_vocab_size=16,
-    aux_layer_ids=(1, 2),
-)
 
 
 def config(tmp_path: Path, *overrides: str) -> SystemConfig:
     return SystemConfig.load([], [f"state.dir={tmp_path}", *overrides])
-
-
-def publish(store: DraftStore) -> int:
-    def fill(directory: Path, version: int) -> None:
-        manifest = DraftManifest(
-            schema_version=SCHEMA_VERSION,
-            version=version,
-            parent=None,
-            origin="random",
-            spec=SPEC,
-            d2t_sha256="d",
-            created_at_s=0.0,
-            sha256={},
-        )
-        write_manifest(directory, manifest)
-
-    return store.publish(fill)
 
 
 def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
@@ -65,8 +36,8 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
 
 def test_existing_drafts_get_their_pointers_and_no_new_one_is_made(tmp_path: Path) -> None:
     store = DraftStore(tmp_path)
-    publish(store)
-    publish(store)
+    store.publish(fill)
+    store.publish(fill)
     up.ensure_draft(config(tmp_path), lambda text: pytest.fail(text))
     assert (store.active(), store.floor()) == (1, 0)
     store.set_active(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import samples
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -17,9 +18,9 @@ from loadtest.client import StreamResult
 from loadtest.statistics import CommitGaps
 from loadtest.system import SystemUnderTestError, without_options
 from loadtest.traffic import Prompt
-from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, verify_artifact, write_manifest
+from wire.artifact import WEIGHTS_FILE, verify_artifact
 from wire.errors import ArtifactError
-from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.spec import file_sha256
 from wire.store import DraftStore
 
 
@@ -136,29 +137,7 @@ def store(tmp_path: Path) -> DraftStore:
 
     def fill(directory: Path, version: int) -> None:
         save_file({"fc.weight": np.ones((4, 8), np.float32), "norm.weight": np.ones(4, np.float32)}, directory / WEIGHTS_FILE)
-        (directory / CONFIG_FILE).write_text("{}")
-        spec = CaptureSpec(
-            target_id="tiny",
-            target_revision="r",
-            tokenizer_sha256="t",
-            dtype="float32",
-            hidden_size=4,
-            vocab_size=32,
-            draft_vocab_size=16,
-            aux_layer_ids=(1, 2, 4),
-        )
-        sums = {name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)}
-        manifest = DraftManifest(
-            schema_version=SCHEMA_VERSION,
-            version=version,
-            parent=None,
-            origin="random",
-            spec=spec,
-            d2t_sha256="d",
-            created_at_s=0.0,
-            sha256=sums,
-        )
-        write_manifest(directory, manifest)
+        samples.fill(directory, version, has_weights=True)
 
     store.publish(fill)
     return store

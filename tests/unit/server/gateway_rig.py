@@ -7,30 +7,22 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from fake_engine import TOKEN, FakeEngine
+from samples import SPEC, fill
 
 from server.config import AdmissionSettings, CanarySettings, GatewayConfig, GatewaySettings, PoolKind, RoutingSettings
 from server.gateway import Gateway, bind
-from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, GateReport, write_manifest
+from wire.artifact import GateReport
 from wire.messages import AcceptanceCount
-from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.spec import CaptureSpec
 from wire.store import DraftStore
 
 OPERATOR_TOKEN = "operator-token"
-SPEC = CaptureSpec(
-    target_id="fake",
-    target_revision="0123456789abcdef",
-    tokenizer_sha256="none",
-    dtype="float32",
-    hidden_size=8,
-    vocab_size=32,
-    draft_vocab_size=16,
-    aux_layer_ids=(2, 4, 6),
-)
 ACCEPTED = GateReport(
     accepted=True, reason="better", candidate_al=2.0, incumbent_al=1.5, gain_low=0.2, gain_high=0.6, num_requests=8
 )
@@ -42,25 +34,7 @@ REJECTED = GateReport(
 def publish(state_dir: Path, *, gate: GateReport | None = ACCEPTED, spec: CaptureSpec = SPEC, parent: int | None = None) -> int:
     """Add one artifact to the store."""
 
-    def fill(directory: Path, version: int) -> None:
-        (directory / WEIGHTS_FILE).write_bytes(b"weights of %d" % version)
-        (directory / CONFIG_FILE).write_text("{}")
-        write_manifest(
-            directory,
-            DraftManifest(
-                schema_version=SCHEMA_VERSION,
-                version=version,
-                parent=parent,
-                origin="learned" if gate else "random",
-                spec=spec,
-                d2t_sha256="0" * 64,
-                created_at_s=0.0,
-                sha256={name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)},
-                gate=gate,
-            ),
-        )
-
-    return DraftStore(state_dir).publish(fill)
+    return DraftStore(state_dir).publish(partial(fill, gate=gate, spec=spec, parent=parent))
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import zmq
-from gateway_rig import SPEC
+from samples import SPEC
 
 from server.config import CaptureSettings, EnginePartsConfig
 from server.engine.channel import QUEUE_FULL, SEND_FAILED, CaptureChannel, CapturedStep, describe

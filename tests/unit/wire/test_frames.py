@@ -4,27 +4,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from samples import SPEC
 
 from wire.errors import FrameError
 from wire.frames import check_capture, frame_for
 from wire.messages import CaptureSpan, CaptureStep
-from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.spec import SCHEMA_VERSION
 
 ROWS, HIDDEN, NUM_AUX = 4, 4, 2
 FRAMES = [bytes(ROWS * HIDDEN * NUM_AUX * 4), bytes(ROWS * HIDDEN * 4)]
 
 
 def capture(**changes: Any) -> CaptureStep:
-    spec = CaptureSpec(
-        target_id="tiny",
-        target_revision="r",
-        tokenizer_sha256="t",
-        dtype="float32",
-        hidden_size=HIDDEN,
-        vocab_size=32,
-        draft_vocab_size=16,
-        aux_layer_ids=(1, 2),
-    )
+    spec = msgspec.structs.replace(SPEC, aux_layer_ids=(1, 2))
     span = CaptureSpan(
         request_id="q",
         tenant="",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from samples import SPEC
 
 from wire.errors import SchemaMismatch, WireError
 from wire.messages import (
@@ -13,20 +14,7 @@ from wire.messages import (
     decode,
     encode,
 )
-from wire.spec import SCHEMA_VERSION, CaptureSpec
-
-
-def spec() -> CaptureSpec:
-    return CaptureSpec(
-        target_id="tiny",
-        target_revision="r",
-        tokenizer_sha256="t",
-        dtype="float32",
-        hidden_size=4,
-        vocab_size=32,
-        draft_vocab_size=16,
-        aux_layer_ids=(1, 2),
-    )
+from wire.spec import SCHEMA_VERSION
 
 
 def span() -> CaptureSpan:
@@ -47,7 +35,7 @@ def span() -> CaptureSpan:
 def step() -> CaptureStep:
     return CaptureStep(
         schema_version=SCHEMA_VERSION,
-        spec=spec(),
+        spec=SPEC,
         engine_id="engine-0",
         engine_epoch="e",
         step=1,

@@ -6,6 +6,7 @@ from typing import cast
 
 import aiohttp
 from prometheus_client import CollectorRegistry
+from samples import SPEC
 
 from server.config import EngineEndpoint, PoolKind, RoutingSettings
 from server.engines import EngineClient
@@ -15,22 +16,12 @@ from server.routing.metrics import RoutingMetrics
 from server.routing.router import Router
 from server.routing.tokens import Prompt
 from wire.control import EngineStatus, KvLayout, WorkerStatus
-from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.spec import SCHEMA_VERSION
 
 BLOCK = 16
 MAX_MODEL_LEN = 4096
 BYTES_PER_TOKEN = 1024
 _TRANSFERS = {"combined": "none", "prefill": "kv_producer", "decode": "kv_consumer"}
-_SPEC = CaptureSpec(
-    target_id="fake",
-    target_revision="r",
-    tokenizer_sha256="none",
-    dtype="float32",
-    hidden_size=8,
-    vocab_size=32,
-    draft_vocab_size=16,
-    aux_layer_ids=(2, 4, 6),
-)
 
 
 def make_engine(engine_id: str, kind: PoolKind = "combined", *, num_speculative_tokens: int = 0) -> Engine:
@@ -46,7 +37,7 @@ def make_engine(engine_id: str, kind: PoolKind = "combined", *, num_speculative_
             engine_id=engine_id,
             engine_epoch="1",
             vllm_version="0.32.0",
-            spec=_SPEC,
+            spec=SPEC,
             num_speculative_tokens=num_speculative_tokens,
             depth=num_speculative_tokens,
             kv=KvLayout(

@@ -1,0 +1,46 @@
+"""A draft and what it was trained on, as small as they come, for the tests of whoever handles them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, GateReport, write_manifest
+from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+
+SPEC = CaptureSpec(
+    target_id="tiny",
+    target_revision="0123456789abcdef",
+    tokenizer_sha256="none",
+    dtype="float32",
+    hidden_size=4,
+    vocab_size=32,
+    draft_vocab_size=16,
+    aux_layer_ids=(1, 2, 4),
+)
+
+
+def fill(
+    directory: Path,
+    version: int,
+    *,
+    parent: int | None = None,
+    spec: CaptureSpec = SPEC,
+    gate: GateReport | None = None,
+    has_weights: bool = False,
+) -> None:
+    """Write an artifact, as `DraftStore.publish` asks for; its weights are no tensors unless they are there already."""
+    if not has_weights:
+        (directory / WEIGHTS_FILE).write_bytes(b"weights of %d" % version)
+    (directory / CONFIG_FILE).write_text("{}")
+    manifest = DraftManifest(
+        schema_version=SCHEMA_VERSION,
+        version=version,
+        parent=parent,
+        origin="learned" if gate else "random",
+        spec=spec,
+        d2t_sha256="0" * 64,
+        created_at_s=0.0,
+        sha256={name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)},
+        gate=gate,
+    )
+    write_manifest(directory, manifest)
