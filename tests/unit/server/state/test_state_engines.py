@@ -56,7 +56,7 @@ def test_what_is_known_of_an_engine_is_what_it_told(tmp_path: Path) -> None:
             await fake.close()
             return engine_facts(Fleet(engines))
 
-    assert asyncio.run(facts_of_one_that_told()) == [EngineFacts("told", "fake", 0, 16 * 1024)]
+    assert asyncio.run(facts_of_one_that_told()) == [EngineFacts("told", "tiny", 0, 16 * 1024)]
 
 
 def test_kv_of_different_target_versions_is_not_one_object() -> None:
