@@ -9,7 +9,7 @@ STAMP := $(VENV)/.paceline-installed
 CODE  := wire launch server drafter learner rl loadtest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo down test lint format unit engine e2e bars clean
+.PHONY: help setup demo down test lint format unit rigs engine e2e bars clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +45,7 @@ demo: setup
 down:
 	@$(BIN)/paceline down
 
-test: setup lint unit engine e2e
+test: setup lint unit rigs engine e2e
 
 lint: setup
 	$(BIN)/ruff check .
@@ -57,7 +57,10 @@ format: setup
 	$(BIN)/ruff format .
 
 unit: setup
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit -m "not rig"
+
+rigs: setup
+	$(BIN)/python -m pytest tests/unit -m rig
 
 engine: setup
 	$(BIN)/python -m pytest tests/engine

@@ -1,4 +1,8 @@
-"""Unit tests start no engine and load none: vLLM alone takes 19 s to import."""
+"""Unit tests start no engine and load none: vLLM alone takes 19 s to import.
+
+Those with real sockets and processes around them, whole gateways, learners and supervisors, are marked `rig`: they take most of
+the time, so that the rest can be run at every save (`make unit`; `make rigs` runs them).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,23 @@ from pathlib import Path
 import pytest
 
 UNIT = Path(__file__).parent
+RIGS = (
+    "launch/test_supervise.py",
+    "learner/test_learning_session.py",
+    "learner/test_publisher.py",
+    "loadtest/test_fault_bars.py",
+    "loadtest/test_gateway_bars.py",
+    "loadtest/test_mock_engine.py",
+    "server/routing/test_routing_gateway.py",
+    "server/routing/test_routing_kv_events.py",
+    "server/test_*.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(UNIT) and any(item.path.relative_to(UNIT).match(pattern) for pattern in RIGS):
+            item.add_marker("rig")
 
 
 @pytest.fixture(scope="session", autouse=True)
