@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,33 +51,30 @@ class Kill:
 
 async def two_decode(bench: Bench) -> dict[str, Measured]:
     """Every process, the gateway too, with two decode replicas: whatever dies but the gateway, nobody notices."""
-    prompts = human_eval().train[:NUM_PROMPTS]
-    kills: list[Kill] = []
-    async with running_system(bench.up_arguments, SETTINGS, pools=TWO_DECODE) as system:
-        reference = await undisturbed(system, prompts)
-        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
-            for how in ROUNDS:
-                for name in system.process_names():
-                    await asyncio.sleep(CALM_S)
-                    kills.append(await kill(system, name, how))
-                    progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
-            await asyncio.sleep(CALM_S)
-    return {"drill_failed": unnoticed(load, kills, reference)}
+    return {"drill_failed": unnoticed(*await _drill(bench, TWO_DECODE, System.process_names))}
 
 
 async def one_decode(bench: Bench) -> dict[str, Measured]:
     """The only decode replica, twice: its streams end with one error each, and nothing else goes wrong."""
+    return {"drill_single_failed_streams": well_failed(*await _drill(bench, ONE_DECODE, lambda _system: ["decode-0"]))}
+
+
+async def _drill(
+    bench: Bench, pools: Sequence[Pool], victims: Callable[[System], Sequence[str]]
+) -> tuple[Load, list[Kill], dict[str, str]]:
+    """Kill each victim once a round under load: the load, the kills, and the undisturbed answers by prompt id."""
     prompts = human_eval().train[:NUM_PROMPTS]
     kills: list[Kill] = []
-    async with running_system(bench.up_arguments, SETTINGS, pools=ONE_DECODE) as system:
+    async with running_system(bench.up_arguments, SETTINGS, pools=pools) as system:
         reference = await undisturbed(system, prompts)
         async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
             for how in ROUNDS:
-                await asyncio.sleep(CALM_S)
-                kills.append(await kill(system, "decode-0", how))
-                progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
+                for name in victims(system):
+                    await asyncio.sleep(CALM_S)
+                    kills.append(await kill(system, name, how))
+                    progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
             await asyncio.sleep(CALM_S)
-    return {"drill_single_failed_streams": well_failed(load, kills, reference)}
+    return load, kills, reference
 
 
 async def undisturbed(system: System, prompts: Sequence[Prompt]) -> dict[str, str]:
