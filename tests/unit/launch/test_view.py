@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from samples import learner_report
 
 from launch.demo import farewell, is_over, what_comes_next
 from launch.detached import what_it_waits_for
@@ -31,10 +32,8 @@ SYSTEM = {"pid": 1, "pid_created_at_s": 0.0, "gateway_url": "http://127.0.0.1:1"
 
 
 def report() -> LearnerReport:
-    return LearnerReport(
-        schema_version=SCHEMA_VERSION,
+    return learner_report(
         state="training",
-        sent_at_s=0.0,
         num_steps=42,
         loss=1.25,
         tokens_per_s=180.0,
@@ -44,11 +43,8 @@ def report() -> LearnerReport:
         buffer_oldest_s=30.0,
         capture_lag_s=0.1,
         num_received_rows=2000,
-        num_refused_messages=0,
-        num_restores=0,
         simulated_al=1.4,
         num_published=1,
-        gate=None,
         num_gate_decisions={"accepted": 1},
     )
 

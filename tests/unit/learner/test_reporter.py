@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+from samples import learner_report
 
 from learner.admin import AdminClient
 from learner.reporter import Reporter
 from wire.control import ActivateRequest, LearnerReport
-from wire.spec import SCHEMA_VERSION
 
 ORDERS = b'{"paused": true, "active_version": 3}'
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ORDERS), ORDERS)
@@ -51,26 +51,7 @@ def serve() -> Iterator[Callable[[list[bytes]], str]]:
 
 @pytest.fixture
 def report() -> LearnerReport:
-    return LearnerReport(
-        schema_version=SCHEMA_VERSION,
-        state="waiting",
-        sent_at_s=0.0,
-        num_steps=0,
-        loss=None,
-        tokens_per_s=0.0,
-        num_tokens_seen=0,
-        buffer_requests=0,
-        buffer_tokens=0,
-        buffer_oldest_s=0.0,
-        capture_lag_s=0.0,
-        num_received_rows=0,
-        num_refused_messages=0,
-        num_restores=0,
-        simulated_al=None,
-        num_published=0,
-        gate=None,
-        num_gate_decisions={},
-    )
+    return learner_report()
 
 
 def wait_until_connected(reporter: Reporter) -> None:

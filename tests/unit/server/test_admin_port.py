@@ -7,13 +7,12 @@ from pathlib import Path
 
 import msgspec
 from gateway_rig import run, running
+from samples import learner_report
 
 from server.learner_link import LearnerLink
-from wire.control import AdminStatus, LearnerOrders, LearnerReport
-from wire.spec import SCHEMA_VERSION
+from wire.control import AdminStatus, LearnerOrders
 
-REPORT = LearnerReport(
-    schema_version=SCHEMA_VERSION,
+REPORT = learner_report(
     state="training",
     sent_at_s=time.time(),
     num_steps=42,
@@ -29,7 +28,6 @@ REPORT = LearnerReport(
     num_restores=1,
     simulated_al=1.7,
     num_published=2,
-    gate=None,
     num_gate_decisions={"accepted": 2, "rejected": 3},
     num_timed_out_requests=4,
     num_evicted_requests=5,

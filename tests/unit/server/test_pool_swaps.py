@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fake_engine import FakeEngine
@@ -37,9 +39,15 @@ class _Calls(list[str]):
             self._commits.append(f"{self._engine_id} {call}")
 
 
-def assign_pools(rig: GatewayRig) -> None:
-    for engine, kind in zip(rig.gateway.fleet.engines, KINDS, strict=True):
-        engine.kind = kind
+@asynccontextmanager
+async def running_pools(tmp_path: Path) -> AsyncIterator[tuple[GatewayRig, CommitOrder]]:
+    """A gateway over the three pools, draft 1 published and not yet active."""
+    order = CommitOrder()
+    async with running(tmp_path, num_engines=3, before=order.watch) as rig:
+        for engine, kind in zip(rig.gateway.fleet.engines, KINDS, strict=True):
+            engine.kind = kind
+        publish(tmp_path)
+        yield rig, order
 
 
 def commits(version: int, *engines: int) -> list[str]:
@@ -48,10 +56,7 @@ def commits(version: int, *engines: int) -> list[str]:
 
 def test_prefill_engines_commit_before_those_that_pull_their_kv(tmp_path: Path) -> None:
     async def scenario() -> None:
-        order = CommitOrder()
-        async with running(tmp_path, num_engines=3, before=order.watch) as rig:
-            assign_pools(rig)
-            publish(tmp_path)
+        async with running_pools(tmp_path) as (rig, order):
             assert (await rig.activate(1, 0)).status == 200
             assert order.commits == commits(1, PREFILL, DECODE, COMBINED)
             assert [engine.draft_version for engine in rig.engines] == [1, 1, 1]
@@ -62,10 +67,7 @@ def test_prefill_engines_commit_before_those_that_pull_their_kv(tmp_path: Path) 
 
 def test_an_engine_that_refuses_sends_every_pool_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        order = CommitOrder()
-        async with running(tmp_path, num_engines=3, before=order.watch) as rig:
-            assign_pools(rig)
-            publish(tmp_path)
+        async with running_pools(tmp_path) as (rig, order):
             rig.engines[COMBINED].refuse_commit[1] = "worker is out of memory"
             assert (await rig.activate(1, 0)).code == "commit_failed"
             assert order.commits == commits(1, PREFILL, DECODE, COMBINED) + commits(0, PREFILL, DECODE)
@@ -78,10 +80,7 @@ def test_an_engine_that_refuses_sends_every_pool_back(tmp_path: Path) -> None:
 
 def test_a_draft_that_one_pool_cannot_stage_is_committed_nowhere(tmp_path: Path) -> None:
     async def scenario() -> None:
-        order = CommitOrder()
-        async with running(tmp_path, num_engines=3, before=order.watch) as rig:
-            assign_pools(rig)
-            publish(tmp_path)
+        async with running_pools(tmp_path) as (rig, order):
             rig.engines[PREFILL].refuse_stage[1] = "tensor fc.weight is [3, 3]"
             assert (await rig.activate(1, 0)).status == 422
             assert order.commits == []
@@ -92,10 +91,7 @@ def test_a_draft_that_one_pool_cannot_stage_is_committed_nowhere(tmp_path: Path)
 
 def test_the_skew_tells_of_a_pool_that_lags(tmp_path: Path) -> None:
     async def scenario() -> None:
-        order = CommitOrder()
-        async with running(tmp_path, num_engines=3, before=order.watch) as rig:
-            assign_pools(rig)
-            publish(tmp_path)
+        async with running_pools(tmp_path) as (rig, order):
             assert await rig.metric(SKEW) == 0
             rig.engines[DECODE].hang_commit = True
             activation = asyncio.create_task(rig.activate(1, 0))
