@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from server.admin_body import read_struct
 from server.auth import BearerAuth
-from server.body import ClientDisconnected, read_body
 from server.drafts import Drafts
 from server.errors import ApiError, SwapInProgress, as_api_error
 from server.fleet import Engine, Fleet
@@ -24,11 +23,7 @@ from server.swap import SwapCoordinator
 from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport, SwapReport
 from wire.errors import PacelineError
 
-MAX_BODY_BYTES = 1 << 20
-BODY_TIMEOUT_S = 10.0
 _VERSION = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +64,7 @@ def admin_app(
 
     @app.post("/admin/capture")
     async def set_capture(request: Request) -> Response:
-        rate = (await _read(request, CaptureRequest)).rate
+        rate = (await read_struct(request, CaptureRequest)).rate
         if not 0.0 <= rate <= 1.0:
             raise ApiError(
                 400, f"rate is the share of requests to capture, 0 to 1, got {rate:g}", code="bad_rate", param="rate"
@@ -97,20 +92,20 @@ def _add_draft_routes(app: FastAPI, swap: SwapCoordinator, drafts: Drafts) -> No
 
     @app.post("/admin/drafts/rollback")
     async def roll_back(request: Request) -> Response:
-        body = await _read(request, RollBackRequest, default=b"{}")
+        body = await read_struct(request, RollBackRequest, default=b"{}")
         return await _once(answers, request, body, lambda: swap.roll_back(body.expected_active))
 
     @app.post("/admin/drafts/{version}/activate")
     async def activate(version: str, request: Request) -> Response:
         number = _version(version)
-        body = await _read(request, ActivateRequest)
+        body = await read_struct(request, ActivateRequest)
         return await _once(answers, request, body, lambda: swap.activate(number, body))
 
 
 def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts) -> None:
     @app.post("/admin/learner/report")
     async def report(request: Request) -> Response:
-        body = await _read(request, LearnerReport)
+        body = await read_struct(request, LearnerReport)
 
         async def receive() -> msgspec.Struct:
             if drafts.active is None:
@@ -166,16 +161,6 @@ def _version(text: str) -> int:
     if not _VERSION.fullmatch(text):
         raise ApiError(400, f"a draft version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
     return int(text)
-
-
-async def _read(request: Request, kind: type[Body], *, default: bytes = b"") -> Body:
-    try:
-        raw = await read_body(request.receive, request.scope["headers"], max_bytes=MAX_BODY_BYTES, timeout_s=BODY_TIMEOUT_S)
-        return msgspec.json.decode(raw or default, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not a valid {kind.__name__}: {error}", code="bad_body") from None
-    except ClientDisconnected:
-        raise ApiError(400, "the client left before its request was complete", code="client_disconnected") from None
 
 
 async def _answer(work: Callable[[], Awaitable[msgspec.Struct]]) -> Response:

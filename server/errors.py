@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from server.state.store import StateHeld, StateNotFound, StateUnsupported
 from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError, WireError
 
 
@@ -66,6 +67,9 @@ _STATUS_BY_TYPE: tuple[tuple[type[PacelineError], int], ...] = (
     (StaleExpectation, 409),
     (NoEngineReady, 503),
     (SwapError, 409),
+    (StateNotFound, 404),
+    (StateHeld, 409),
+    (StateUnsupported, 501),
     (WireError, 422),
     (EngineError, 502),
 )

@@ -13,6 +13,8 @@ from server.fleet import Fleet
 from server.state.store import StateLocation, StateObject, StateUnsupported, TenantUsage
 from wire.kv_blocks import BlockName
 
+_TO_KEEP = "KV that must stay belongs into the KV store of combined engines ([kv_store] enabled = true)"
+
 
 class PrefixHolders(Protocol):
     """What this back end asks of the KV index."""
@@ -50,6 +52,7 @@ class EngineState:
 
     tier = "device"
     reads_disk = False
+    can_keep = False
 
     def __init__(self, index: PrefixHolders, engines: Callable[[], Iterable[EngineFacts]]) -> None:
         self._index = index
@@ -75,7 +78,7 @@ class EngineState:
         ]
 
     def lease(self, state: StateObject, duration_s: float) -> NoReturn:
-        raise _unsupported("leased", "vLLM leases KV only between the two legs of a remote prefill")
+        raise _unsupported("leased", f"vLLM leases KV only between the two legs of a remote prefill; {_TO_KEEP}")
 
     def migrate(self, state: StateObject, node: str) -> NoReturn:
         raise _unsupported(
@@ -83,13 +86,17 @@ class EngineState:
         )
 
     def pin(self, state: StateObject) -> NoReturn:
-        raise _unsupported("pinned", "vLLM evicts by use")
+        raise _unsupported("pinned", f"vLLM evicts by use; {_TO_KEEP}")
 
     def unpin(self, state: StateObject) -> NoReturn:
-        raise _unsupported("unpinned", "vLLM evicts by use")
+        raise _unsupported("unpinned", "vLLM evicts by use, so there is no pin on it")
 
     def evict(self, state: StateObject) -> NoReturn:
-        raise _unsupported("evicted", "vLLM can only drop its whole prefix cache, which would cost every other prefix too")
+        raise _unsupported(
+            "evicted",
+            "vLLM can only drop its whole prefix cache, which would cost every other prefix too; it goes when others need the "
+            "room, or all of it with a restart of the engine",
+        )
 
     def usage(self) -> list[TenantUsage]:
         """Empty: KV events do not name tenants."""
@@ -102,4 +109,4 @@ def _location(engine: EngineFacts, num_blocks: int) -> StateLocation:
 
 
 def _unsupported(done: str, reason: str) -> StateUnsupported:
-    return StateUnsupported(f"one prefix in an engine's cache cannot be {done}: {reason}; use a KV store for KV that must stay")
+    return StateUnsupported(f"one prefix in an engine's cache cannot be {done}: {reason}")

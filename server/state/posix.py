@@ -19,6 +19,7 @@ class PosixState:
 
     tier = "disk"
     reads_disk = True
+    can_keep = True
 
     def __init__(self, directory: KvDirectory) -> None:
         self._directory = directory

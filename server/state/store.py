@@ -89,6 +89,8 @@ class StateStore(Protocol):
 
     tier: str
     reads_disk: bool
+    can_keep: bool
+    """Whether it can keep and remove one object. Where not, all operations but `locate` and `usage` say why not."""
 
     def locate(self, object_id: str) -> list[StateObject]:
         """Every object of that prefix: one per tenant, layout and target version. A snapshot, true when it was taken.

@@ -15,7 +15,15 @@ import aiohttp
 from fake_engine import TOKEN, FakeEngine
 from samples import SPEC, fill
 
-from server.config import AdmissionSettings, CanarySettings, GatewayConfig, GatewaySettings, PoolKind, RoutingSettings
+from server.config import (
+    AdmissionSettings,
+    CanarySettings,
+    GatewayConfig,
+    GatewaySettings,
+    KvStoreSettings,
+    PoolKind,
+    RoutingSettings,
+)
 from server.gateway import Gateway, bind
 from wire.artifact import GateReport
 from wire.messages import AcceptanceCount
@@ -142,6 +150,7 @@ async def running(
     target_dir: Path | None = None,
     routing: RoutingSettings | None = None,
     kv_events_endpoint: str = "",
+    kv_store: KvStoreSettings | None = None,
     engine_versions: tuple[int, ...] = (),
     admission: AdmissionSettings | None = None,
     canary: CanarySettings | None = None,
@@ -171,6 +180,7 @@ async def running(
         routing=routing or RoutingSettings(),
         target_dir=target_dir,
         kv_events_endpoint=kv_events_endpoint,
+        kv_store=kv_store or KvStoreSettings(),
         engines=tuple(engine.endpoint for engine in engines),
         state_dir=state_dir,
     )
