@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from server.engine.affinity import leave_compute_cores
+from server.engine.job_thread import JobThread
 from server.engine.kv_store_blocks import LayerTensors, decode_block
 from server.engine.kv_store_counts import CORRUPT, LOST, StoreCounts
 from server.engine.kv_store_orders import LoadOrder
@@ -20,7 +19,8 @@ from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 5.0
+_Job = tuple[LoadOrder, list[KvBlockHeader]]
+"""What to load, and what the file of each block must be."""
 
 
 class Loaded(NamedTuple):
@@ -39,15 +39,13 @@ class KvReader:
         self._directory = directory
         self._like = like
         self._counts = counts
-        self._queue: queue.SimpleQueue[tuple[LoadOrder, list[KvBlockHeader]] | None] = queue.SimpleQueue()
         self._abandoned: set[str] = set()
         self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="paceline-kv-load", daemon=True)
-        self._thread.start()
+        self._thread: JobThread[_Job] = JobThread("paceline-kv-load", self._load, self._load_nothing)
 
     def load(self, order: LoadOrder, expected: list[KvBlockHeader]) -> None:
         """Queue a load; `expected` says what the file of each block must be."""
-        self._queue.put((order, expected))
+        self._thread.put((order, expected))
 
     def done(self) -> list[Loaded]:
         """Loads that ended since the last call."""
@@ -61,21 +59,18 @@ class KvReader:
         self._abandoned.add(request_id)
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        self._thread.close()
 
-    def _run(self) -> None:
-        leave_compute_cores()
-        while (job := self._queue.get()) is not None:
-            order, expected = job
-            try:
-                blocks = self._read_all(order, expected)
-            except Exception:
-                # The thread's outermost loop: the load came to nothing, and the next one may not.
-                logger.exception("KV of request %s cannot be loaded and is computed anew", order.request_id)
-                blocks = []
-            self._abandoned.discard(order.request_id)
-            self._done.put(Loaded(order, expected[0].target_version, blocks))
+    def _load(self, job: _Job) -> None:
+        self._end(job, self._read_all(*job))
+
+    def _load_nothing(self, job: _Job) -> None:
+        self._end(job, [])
+
+    def _end(self, job: _Job, blocks: list[LayerTensors]) -> None:
+        order, expected = job
+        self._abandoned.discard(order.request_id)
+        self._done.put(Loaded(order, expected[0].target_version, blocks))
 
     def _read_all(self, order: LoadOrder, expected: list[KvBlockHeader]) -> list[LayerTensors]:
         blocks: list[LayerTensors] = []

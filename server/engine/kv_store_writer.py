@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import queue
 import shutil
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from server.engine.affinity import leave_compute_cores
+from server.engine.job_thread import JobThread
 from server.engine.kv_store_blocks import LayerTensors, encode_block
 from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
 from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
@@ -30,7 +29,6 @@ _SHRINK_TO = 0.9
 """Share of the bound that is left after an eviction: so it is rare."""
 _RECOUNT_S = 30.0
 """Other engines write to the same directory."""
-_CLOSE_TIMEOUT_S = 5.0
 
 _Job = tuple[Callable[[], None], int]
 """What to do, and how many bytes of copies that frees."""
@@ -43,15 +41,13 @@ class KvWriter:
         self._directory = directory
         self._max_bytes = max_bytes
         self._counts = counts
-        self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._lock = threading.Lock()
         self._num_queued_bytes = 0
         self._num_stored_bytes = 0
         self._recount_at_s = 0.0
         self._rests: tuple[str, float] = (DISK_ERROR, 0.0)
         """Why nothing is saved, and until when."""
-        self._thread = threading.Thread(target=self._run, name="paceline-kv-save", daemon=True)
-        self._thread.start()
+        self._thread: JobThread[_Job] = JobThread("paceline-kv-save", self._do, self._give_up)
 
     def refuses(self, num_blocks: int, num_bytes: int) -> bool:
         """Whether that much more cannot be taken now; counts what is refused. Ask before copying."""
@@ -67,33 +63,29 @@ class KvWriter:
         """Queue one block; `tensors` waits until its copy has reached the host."""
         with self._lock:
             self._num_queued_bytes += num_bytes
-        self._queue.put((partial(self._save, header, tensors), num_bytes))
+        self._thread.put((partial(self._save, header, tensors), num_bytes))
 
     def touch(self, paths: list[Path]) -> None:
         """Note the use of a prefix, once what is queued before is saved. Lost where the disk is far behind."""
-        if self._queue.qsize() < MAX_QUEUED_JOBS:
-            self._queue.put((partial(self._directory.touch, paths), 0))
+        if self._thread.num_queued < MAX_QUEUED_JOBS:
+            self._thread.put((partial(self._directory.touch, paths), 0))
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        self._thread.close()
 
-    def _run(self) -> None:
-        leave_compute_cores()
-        while (job := self._queue.get()) is not None:
-            work, num_bytes = job
-            try:
-                work()
-            except OSError as error:
-                logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
-                self._rest(DISK_ERROR)
-            except Exception:
-                # The thread's outermost loop: whatever one block met must not end the saving of all others.
-                logger.exception("a KV block could not be saved")
-                self._rest(DISK_ERROR)
-            finally:
-                with self._lock:
-                    self._num_queued_bytes -= num_bytes
+    def _do(self, job: _Job) -> None:
+        work, num_bytes = job
+        try:
+            work()
+        except OSError as error:
+            logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
+            self._rest(DISK_ERROR)
+        finally:
+            with self._lock:
+                self._num_queued_bytes -= num_bytes
+
+    def _give_up(self, _job: _Job) -> None:
+        self._rest(DISK_ERROR)
 
     def _save(self, header: KvBlockHeader, tensors: Callable[[], LayerTensors]) -> None:
         realm = KvRealm(header.layout_hash, header.target_version, header.tenant)
