@@ -74,6 +74,8 @@ class Supervisor:
     ) -> None:
         """`before_start` is called ahead of every start and restart of a process; it must not raise."""
         self.watched = [Watched(spec) for spec in specs]
+        self.is_ready = False
+        """Whether all that is required has been ready once; what ends afterwards is started again."""
         self._base_environment = dict(base_environment)
         self._grace_s = grace_s
         self._engine_token = engine_token
@@ -105,6 +107,8 @@ class Supervisor:
                     self._report(f"{watched.spec.name}: {error}")
                 if self._should_stop():
                     return
+        self.is_ready = True
+        self._on_change()
 
     def tick(self) -> None:
         """Note what ended and restart what is due."""

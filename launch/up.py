@@ -76,8 +76,8 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
     def say(text: str) -> None:
         attempt("report", lambda: report(text))
 
-    def describe(*, is_ready: bool) -> None:
-        attempt(f"write {run_dir.system_file}", lambda: describe_system(run_dir, plan, supervisor, is_ready=is_ready))
+    def describe() -> None:
+        attempt(f"write {run_dir.system_file}", lambda: describe_system(run_dir, plan, supervisor))
 
     supervisor = Supervisor(
         plan.processes,
@@ -86,16 +86,14 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
         engine_token=tokens.engine,
         report=say,
         should_stop=stop,
-        on_change=lambda: describe(is_ready=False),
+        on_change=describe,
         before_start=lambda spec: repair_before_engine(spec, DraftStore(run_dir.state), say),
     )
     try:
         report(f"starting {', '.join(spec.name for spec in plan.processes)}; an engine on a CPU compiles for a minute or two")
         supervisor.start()
-        if not stop():
-            describe(is_ready=True)
+        if supervisor.is_ready:
             say(f"ready: {plan.gateway_url}/v1, admin {plan.admin_url}/admin, logs {run_dir.logs}")
-            supervisor._on_change = lambda: describe(is_ready=True)
             supervisor.run()
         say("stopping")
     finally:
@@ -162,14 +160,14 @@ def repair_before_engine(spec: ProcessSpec, store: DraftStore, report: Report) -
         report(f"the active draft cannot be repaired: {error}")
 
 
-def describe_system(run_dir: RunDir, plan: SystemPlan, supervisor: Supervisor, *, is_ready: bool) -> None:
+def describe_system(run_dir: RunDir, plan: SystemPlan, supervisor: Supervisor) -> None:
     """Write `system.json`: how others find this system."""
     own = psutil.Process()
     run_dir.write_system(
         {
             "pid": own.pid,
             "pid_created_at_s": own.create_time(),
-            "is_ready": is_ready,
+            "is_ready": supervisor.is_ready,
             "state_dir": str(plan.state_dir),
             "target_dir": str(plan.target_dir),
             "gateway_url": plan.gateway_url,

@@ -195,7 +195,16 @@ def test_a_start_that_takes_too_long_is_given_up(harness: Harness, tmp_path: Pat
 def test_a_signal_ends_the_wait_for_readiness(harness: Harness, tmp_path: Path) -> None:
     never = Readiness(kind="http", url="http://127.0.0.1:9/health", deadline_s=60.0)
     threading.Timer(0.3, lambda: setattr(harness, "is_stopping", True)).start()
-    harness.supervisor(spec(tmp_path, SLEEP, readiness=never)).start()
+    supervisor = harness.supervisor(spec(tmp_path, SLEEP, readiness=never))
+    supervisor.start()
+    assert not supervisor.is_ready
+
+
+def test_whoever_is_told_of_changes_sees_when_all_is_ready(harness: Harness, tmp_path: Path) -> None:
+    seen: list[bool] = []
+    supervisor = harness.supervisor(spec(tmp_path, SLEEP), on_change=lambda: seen.append(supervisor.is_ready))
+    supervisor.start()
+    assert seen == [False, True]
 
 
 def test_an_engine_is_ready_when_it_and_our_parts_answer(
