@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -11,11 +12,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from loadtest.chunks import DONE, Chunk, decode
 from loadtest.traffic import Prompt
 
-DONE = "[DONE]"
 ERROR_FIELDS = frozenset({"message", "type", "param", "code"})
 """Of an error in OpenAI's shape."""
+_JSON = {"Content-Type": "application/json"}
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=180.0)
 
 
@@ -44,9 +46,16 @@ class StreamResult:
     """Arrival of the first event of the stream."""
     num_cached_tokens: int | None = None
     """Prompt tokens not computed afresh, where the server says so."""
+    num_prompt_tokens: int | None = None
+    accepted_per_step: list[int] | None = None
+    """Proposals accepted in each verify step, where the engine tells them per request."""
     draft_version: str | None = None
+    target_version: str | None = None
+    kv_path: str | None = None
     request_id: str | None = None
     ended_at_s: float = 0.0
+    has_left: bool = False
+    """The client closed the connection before the answer was whole."""
 
     @property
     def is_ok(self) -> bool:
@@ -55,8 +64,9 @@ class StreamResult:
 
     @property
     def is_truncated(self) -> bool:
-        """The answer began, and ended neither by its end mark nor by an error that says why."""
-        return self.status == 200 and self.error is None and not (self.is_complete and self.finish_reason is not None)
+        """The answer began, and ended neither by its end mark nor by an error that says why, nor by its client."""
+        is_whole = self.is_complete and self.finish_reason is not None
+        return self.status == 200 and self.error is None and not is_whole and not self.has_left
 
     @property
     def has_one_openai_error(self) -> bool:
@@ -74,9 +84,9 @@ class StreamResult:
         return self.num_completion_tokens if self.num_completion_tokens is not None else sum(self.chunk_token_counts)
 
 
-def new_session(concurrency: int) -> aiohttp.ClientSession:
-    """A session that neither queues nor pools less than `concurrency` connections, and trusts no proxy."""
-    connector = aiohttp.TCPConnector(limit=max(concurrency * 2, 16))
+def new_session(concurrency: int | None) -> aiohttp.ClientSession:
+    """A session that neither queues nor pools less than `concurrency` connections (None: any number), and trusts no proxy."""
+    connector = aiohttp.TCPConnector(limit=0 if concurrency is None else max(concurrency * 2, 16))
     return aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False)
 
 
@@ -88,30 +98,48 @@ async def stream_chat(
     *,
     options: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
+    patience: asyncio.Timeout | None = None,
 ) -> StreamResult:
-    """Send one chat request and read its stream to the end. Failures are noted in the result, not raised."""
-    body = {
-        "model": model,
-        "messages": list(prompt.messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **(options or {}),
-    }
+    """Send one chat request and read its stream to the end. Failures are noted in the result, not raised.
+
+    Where `patience` runs out the client leaves, and the result says so.
+    """
+    body = msgspec.json.encode(
+        {
+            "model": model,
+            "messages": prompt.messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **(options or {}),
+        }
+    )
     result = StreamResult(prompt_id=prompt.id, sent_at_s=time.monotonic())
     try:
-        async with session.post(f"{url}/v1/chat/completions", json=body, headers=dict(headers or {})) as response:
-            result.status = response.status
-            result.draft_version = response.headers.get("X-Paceline-Draft-Version")
-            result.request_id = response.headers.get("X-Request-Id")
-            if response.status != 200:
-                refuse(result, await response.text())
-            else:
-                async for data in events(response.content):
-                    note(result, data, time.monotonic())
+        async with patience or asyncio.timeout(None):
+            await _exchange(session, f"{url}/v1/chat/completions", body, {**_JSON, **(headers or {})}, result)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        result.error = f"{type(error).__name__}: {error}"
+        if patience is not None and patience.expired():
+            result.has_left = True
+        else:
+            result.error = f"{type(error).__name__}: {error}"
     result.ended_at_s = time.monotonic()
     return result
+
+
+async def _exchange(
+    session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], result: StreamResult
+) -> None:
+    async with session.post(url, data=body, headers=headers) as response:
+        result.status = response.status
+        result.draft_version = response.headers.get("X-Paceline-Draft-Version")
+        result.target_version = response.headers.get("X-Paceline-Target-Version")
+        result.kv_path = response.headers.get("X-Paceline-Kv-Path")
+        result.request_id = response.headers.get("X-Request-Id")
+        if response.status != 200:
+            refuse(result, await response.text())
+        else:
+            async for data in events(response.content):
+                note(result, data, time.monotonic())
 
 
 def refuse(result: StreamResult, text: str) -> None:
@@ -125,7 +153,7 @@ def refuse(result: StreamResult, text: str) -> None:
         result.error_bodies.append(body["error"])
 
 
-async def events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+async def events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
     rest = b""
     # Whole reads, split here: aiohttp's own lines cost the client as much as the chunks themselves.
@@ -133,12 +161,12 @@ async def events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield line[5:].decode("utf-8", errors="replace").strip()
+                yield line[5:].strip()
     if rest.startswith(b"data:"):
-        yield rest[5:].decode("utf-8", errors="replace").strip()
+        yield rest[5:].strip()
 
 
-def note(result: StreamResult, data: str, now_s: float) -> None:
+def note(result: StreamResult, data: bytes, now_s: float) -> None:
     """Enter one event into the result."""
     if result.first_event_at_s is None:
         result.first_event_at_s = now_s
@@ -146,26 +174,39 @@ def note(result: StreamResult, data: str, now_s: float) -> None:
         result.is_complete = True
         return
     try:
-        chunk = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        result.error = f"a chunk is not JSON: {data[:200]}"
+        chunk = decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = data[:200].decode(errors="replace")
+        result.error = f"a chunk is not JSON of a chat completion ({error}): {text}"
         return
-    if "error" in chunk:
-        problem = chunk["error"]
+    if chunk.error is not msgspec.UNSET:
+        problem = chunk.error
         result.error_bodies.append(problem)
         result.error = str(problem.get("message", problem) if isinstance(problem, dict) else problem)
         return
-    usage = chunk.get("usage")
-    if usage:
-        result.num_completion_tokens = int(usage["completion_tokens"])
-        details = usage.get("prompt_tokens_details")
-        result.num_cached_tokens = details.get("cached_tokens") if details else None
-    for choice in chunk.get("choices", ()):
-        text = (choice.get("delta") or {}).get("content") or ""
-        token_ids = choice.get("token_ids") or []
-        if text or token_ids:
-            result.text += text
+    _note_tokens(result, chunk, now_s)
+    if chunk.usage is not None:
+        result.num_prompt_tokens = chunk.usage.prompt_tokens
+        result.num_completion_tokens = chunk.usage.completion_tokens
+        result.num_cached_tokens = chunk.usage.num_cached_tokens
+    if chunk.accepted_per_step is not None:
+        result.accepted_per_step = chunk.accepted_per_step
+
+
+def _note_tokens(result: StreamResult, chunk: Chunk, now_s: float) -> None:
+    """Enter what the choices of one event carry."""
+    for choice in chunk.choices or ():
+        token_ids = choice.token_ids or []
+        if token_ids or (choice.delta is not None and choice.delta.has_tokens):
+            result.text += (choice.delta and choice.delta.content) or ""
             result.token_ids += token_ids
             result.chunk_times_s.append(now_s)
-            result.chunk_token_counts.append(len(token_ids) or 1)
-        result.finish_reason = choice.get("finish_reason") or result.finish_reason
+            result.chunk_token_counts.append(len(token_ids) or _num_new_tokens(result, chunk))
+        result.finish_reason = choice.finish_reason or result.finish_reason
+
+
+def _num_new_tokens(result: StreamResult, chunk: Chunk) -> int:
+    """Tokens of a chunk that brings no ids: by the running count where the server keeps one, else taken for one."""
+    if chunk.usage is None:
+        return 1
+    return max(chunk.usage.completion_tokens - (result.num_completion_tokens or 0), 1)
