@@ -1,7 +1,7 @@
 """What a load test keeps: one record per request, one sample of the system per second, on one clock.
 
 Both are written as JSON lines while the run goes on, so that a run of any length takes no more memory. All times are seconds
-since the run's start on the monotonic clock of the load tester.
+since the run's start on the monotonic clock of the load tester. `run.json` says what ran, and whether it may be believed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     """One request as its client saw it. load tester -> requests.jsonl."""
 
     index: int
-    """Of the schedule; counts from 0."""
+    """Of its lane's schedule; counts from 0. The turns of a conversation share it."""
     lane: str
     phase: str
     domain: str
@@ -26,7 +26,10 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     turn: int = 0
     """Of its conversation; 0 for single requests."""
     intended_at_s: float
-    """When it had to be sent. Every latency counts from here; in a closed loop it is when it was sent."""
+    """When it had to be sent. Every latency counts from here; in a closed loop it is when it was sent.
+    Of a conversation's later turns: the end of the answer before, and the user's pause."""
+    is_open_loop: bool = True
+    """It had to be sent at a fixed time, or after a pause: only then has it a dispatch lag."""
     sent_at_s: float
     ended_at_s: float
     chunk_times_s: list[float]
@@ -62,6 +65,8 @@ class Swap(Struct, frozen=True, kw_only=True):
     """A draft that was swapped in, or the attempt."""
 
     at_s: float
+    """When the attempt began. The commit is at its end: the engines load the draft first."""
+    duration_s: float = 0.0
     version: int
     previous: int | None
     outcome: str
@@ -88,3 +93,41 @@ class SystemSample(Struct, frozen=True, kw_only=True):
     learner_steps: int | None = None
     swaps: list[Swap] = []
     """Those seen for the first time in this sample."""
+
+
+class ActionRecord(Struct, frozen=True, kw_only=True):
+    """One action of the scenario, as it went."""
+
+    at_s: float
+    ended_at_s: float
+    do: str
+    process: str
+    problem: str | None
+    """Why it did not happen; None where it did."""
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """What ran, and whether it may be believed. load tester -> run.json; written at the start and anew at the end."""
+
+    name: str
+    """Of the scenario."""
+    url: str
+    model: str
+    seed: int
+    started_at_s: float
+    """Wall clock; 0 of every other time."""
+    commit: str | None
+    """Of this source tree; None outside a checkout."""
+    machine: dict[str, str | int]
+    versions: dict[str, str]
+    duration_s: float | None = None
+    """Until the last answer; None while it runs, or where it was killed."""
+    is_valid: bool | None = None
+    """None while it runs."""
+    invalid_reasons: list[str] = []
+    was_interrupted: bool = False
+    num_requests: dict[str, int] = {}
+    """By outcome."""
+    dispatch_lag_ms: dict[str, float | None] = {}
+    """`p50`, `p99` and `max`, warm-up and cool-down cut; None where nothing was due at a fixed time."""
+    actions: list[ActionRecord] = []

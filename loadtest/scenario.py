@@ -62,7 +62,10 @@ class Phase(Config):
 
 
 class Turns(Config):
-    """Conversations instead of single requests."""
+    """Conversations instead of single requests: the user's turns of the prompt, then follow-up questions.
+
+    The later turns are due a pause after the end of the answer before; a turn that fails, or whose client leaves, is the last.
+    """
 
     number: Annotated[int, Field(ge=1)]
     mean_think_time_s: Annotated[float, Field(ge=0.0)] = 0.0
@@ -85,8 +88,11 @@ class Lane(Config):
     max_tokens: Annotated[int, Field(ge=1)] = 128
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request's body."""
+    """More fields of the request's body. With vLLM, `return_token_ids = true` has the tokens of every chunk counted one by one;
+    else a chunk counts for one token unless the server keeps a running count."""
     headers: dict[str, str] = Field(default_factory=dict)
+    """More headers. Sent unless given here: `X-Paceline-Domain`, the source's label; `X-Session-Id`, in conversations; and
+    `X-Paceline-Capture: off` with held-out prompts, which must stay unknown to the learner."""
     turns: Turns | None = None
     cancel: Cancel | None = None
 
@@ -101,6 +107,12 @@ class Action(Config):
     """The engine or role, for `drain`, `undrain` and `kill`."""
     every_s: Positive | None = None
     """Again and again until the run ends."""
+
+    @model_validator(mode="after")
+    def _names_a_process(self) -> Action:
+        if self.do in ("drain", "undrain", "kill") and not self.process:
+            raise ValueError(f"the action {self.do!r} needs a process, such as process = 'engine-0'")
+        return self
 
 
 class Slo(Config):

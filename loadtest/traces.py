@@ -1,0 +1,75 @@
+"""Mooncake-style traces: when requests came, how long they were, and which blocks of their prompts were alike.
+
+A trace holds no text. `words_of` writes a prompt of about the length, in which equal block names stand for equal text, so
+that requests share prefixes as the recorded ones did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from loadtest.traffic import TrafficError
+
+BLOCK_TOKENS = 512
+"""Of the published traces, per entry of `hash_ids`."""
+_WORDS_PER_TOKEN = 0.75
+"""Of English prose, about; the server's own count is what is recorded."""
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TraceRow(msgspec.Struct, frozen=True):
+    """One line of a trace."""
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    """Milliseconds since the trace began."""
+    input_length: _Count
+    output_length: _Count
+    hash_ids: tuple[int, ...] = ()
+
+    def at_s(self, time_scale: float) -> float:
+        return self.timestamp / 1000 * time_scale
+
+    def max_tokens(self, length_scale: float) -> int:
+        return max(round(self.output_length * length_scale), 1)
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """The rows in time order; lines that are none are skipped. Raises TrafficError where nothing is left."""
+    try:
+        with path.open("rb") as lines:
+            rows = sorted(_rows(lines), key=lambda row: row.timestamp)
+    except OSError as error:
+        raise TrafficError(f"cannot read the trace {path}: {error}") from error
+    if not rows:
+        raise TrafficError(
+            f"{path} holds no line with timestamp, input_length and output_length; is it a Mooncake-style trace?"
+        )
+    return rows
+
+
+def _rows(lines: Iterable[bytes]) -> Iterator[TraceRow]:
+    decoder = msgspec.json.Decoder(TraceRow)
+    for line in lines:
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+
+
+def words_of(row: TraceRow, vocabulary: Sequence[str], *, length_scale: float, seed: int) -> str:
+    """A text of about the row's prompt length, of words of `vocabulary`."""
+    num_tokens = max(round(row.input_length * length_scale), 1)
+    block_words = max(round(BLOCK_TOKENS * length_scale * _WORDS_PER_TOKEN), 1)
+    words: list[str] = []
+    for name in row.hash_ids:
+        words += random.Random(f"{seed}/{name}").choices(vocabulary, k=block_words)
+    num_words = max(round(num_tokens * _WORDS_PER_TOKEN), 1)
+    if len(words) < num_words:
+        words += random.Random(f"{seed}/{row.timestamp}/{row.input_length}").choices(vocabulary, k=num_words - len(words))
+    return " ".join(words[:num_words])
