@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import signal
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,20 +24,11 @@ from aiohttp import web
 
 from loadtest.kv_events import KvEvents
 from loadtest.recital import MODEL, Alphabet, Answer
-from wire.control import (
-    CaptureRequest,
-    CommitReport,
-    CommitRequest,
-    DepthRequest,
-    EngineStatus,
-    KvLayout,
-    StageRequest,
-    WorkerStatus,
-)
-from wire.messages import TOPIC_STATS, EngineStats, encode
-from wire.spec import SCHEMA_VERSION, CaptureSpec
+from loadtest.stand_in import EngineStandIn, json_response
+from wire.control import KvLayout
+from wire.messages import TOPIC_STATS, encode
+from wire.spec import CaptureSpec
 
-DEPTH = 3
 _STATS_EVERY_S = 1.0
 _BYTES_PER_TOKEN = 4
 """Of a request's body, whose prompt is not read: as many KV blocks as it would fill in English."""
@@ -63,59 +53,20 @@ class Pace:
     between_tokens_s: float
 
 
-class MockEngine:
+class MockEngine(EngineStandIn):
     """One engine that says the alphabet."""
 
     def __init__(self, engine_id: str, pace: Pace, alphabet: Alphabet, kv_events: KvEvents | None = None) -> None:
         """`kv_events` tells a gateway of KV; None where there is none to tell."""
-        self.id = engine_id
+        super().__init__(engine_id, _SPEC, draft_version=0)
         self.pace = pace
         self.kv_events = kv_events
         self._alphabet = alphabet
-        self.epoch = uuid.uuid4().hex
-        self.num_running = 0
-        self._draft_version = 0
-        self._staged: set[int] = set()
-        self._capture_rate = 1.0
-        self._depth = DEPTH
 
-    def app(self) -> web.Application:
-        """All routes of an engine that a gateway or a client calls."""
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-                web.get("/v1/models", self._models),
-                web.post("/v1/chat/completions", self._complete),
-                web.post("/v1/completions", self._complete),
-                web.get("/paceline/status", self._status),
-                web.post("/paceline/stage", self._stage),
-                web.post("/paceline/commit", self._commit),
-                web.post("/paceline/capture", self._capture),
-                web.post("/paceline/depth", self._set_depth),
-            ]
-        )
-        return app
+    def layout(self) -> KvLayout:
+        return _KV
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            schema_version=SCHEMA_VERSION,
-            engine_id=self.id,
-            engine_epoch=self.epoch,
-            sent_at_s=time.time(),
-            draft_version=self._draft_version,
-            target_version=0,
-            capture_rate=self._capture_rate,
-            acceptance=[],
-            num_captured_rows=0,
-            num_dropped_rows={},
-        )
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def on_metrics(self, request: web.Request) -> web.Response:
         labels = f'{{engine="0",model_name="{MODEL}"}}'
         lines = (
             "# TYPE vllm:num_requests_running gauge",
@@ -127,15 +78,17 @@ class MockEngine:
         )
         return web.Response(text="\n".join(lines) + "\n")
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+    async def on_models(self, request: web.Request) -> web.Response:
+        return json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def on_completion(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         fields: dict[str, Any] = msgspec.json.decode(body)
         if fields.get("model", MODEL) != MODEL:
             message = f"The model `{fields['model']}` does not exist."
-            return _json({"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}}, status=404)
+            return json_response(
+                {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}}, status=404
+            )
         answer = Answer(fields, self._alphabet, is_chat=request.path.endswith("/chat/completions"))
         self.num_running += 1
         try:
@@ -144,7 +97,7 @@ class MockEngine:
             if fields.get("stream"):
                 return await self._stream(request, answer)
             await asyncio.sleep(self.pace.first_token_s + self.pace.between_tokens_s * (answer.num_tokens - 1))
-            return _json(answer.whole())
+            return json_response(answer.whole())
         finally:
             self.num_running -= 1
 
@@ -160,53 +113,6 @@ class MockEngine:
         await response.write(answer.ending())
         await response.write_eof()
         return response
-
-    async def _status(self, _request: web.Request) -> web.Response:
-        worker = WorkerStatus(
-            rank=0,
-            pid=1,
-            runner="v1",
-            parts=["capture", "weights"],
-            draft_version=self._draft_version,
-            target_version=0,
-            staged_versions=sorted(self._staged),
-            capture_rate=self._capture_rate,
-        )
-        return _json(
-            EngineStatus(
-                schema_version=SCHEMA_VERSION,
-                engine_id=self.id,
-                engine_epoch=self.epoch,
-                vllm_version="mock",
-                spec=_SPEC,
-                num_speculative_tokens=DEPTH,
-                depth=self._depth,
-                kv=_KV,
-                workers=[worker],
-            )
-        )
-
-    async def _stage(self, request: web.Request) -> web.Response:
-        version = msgspec.json.decode(await request.read(), type=StageRequest).version
-        self._staged.add(version)
-        return _json({"version": version})
-
-    async def _commit(self, request: web.Request) -> web.Response:
-        wanted = msgspec.json.decode(await request.read(), type=CommitRequest)
-        previous, self._draft_version = self._draft_version, wanted.version
-        return _json(CommitReport(version=wanted.version, previous=previous, apply_ms=0.0, rpc_ms=0.0))
-
-    async def _capture(self, request: web.Request) -> web.Response:
-        self._capture_rate = msgspec.json.decode(await request.read(), type=CaptureRequest).rate
-        return _json({"rate": self._capture_rate})
-
-    async def _set_depth(self, request: web.Request) -> web.Response:
-        self._depth = msgspec.json.decode(await request.read(), type=DepthRequest).depth
-        return _json({"depth": self._depth})
-
-
-def _json(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
 
 
 async def publish_stats(engine: MockEngine, endpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""FakeEngine: a small HTTP server that speaks an engine's protocol on real sockets, and misbehaves on request.
+"""FakeEngine: an engine on real sockets that computes nothing, and misbehaves on request.
 
 It checks artifacts with the real store, so that what a real engine refuses by checksum is refused here too.
 """
@@ -19,15 +19,15 @@ import zmq.asyncio
 from aiohttp import web
 from fake_model import FakeModel
 
+from loadtest.stand_in import EngineStandIn
 from server.config import EngineEndpoint, PoolKind
-from wire.control import EngineStatus, KvLayout, WorkerStatus
+from wire.control import EngineStatus, KvLayout
 from wire.errors import ArtifactError
-from wire.messages import TOPIC_STATS, AcceptanceCount, EngineStats, encode
+from wire.messages import TOPIC_STATS, encode
 from wire.spec import SCHEMA_VERSION, CaptureSpec
 from wire.store import DraftStore
 
 TOKEN = "engine-token"
-PARTS = ["capture", "weights"]
 DEATH = (
     b'data: {"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","param":null,"code":500}}\n\n'
 )
@@ -52,22 +52,15 @@ def events(num: int, *, done: bool = True) -> list[bytes]:
     return [*chunks, b"data: [DONE]\n\n"] if done else chunks
 
 
-class FakeEngine:
+class FakeEngine(EngineStandIn):
     """One engine. Public attributes are switches; change them at any time."""
 
     def __init__(self, engine_id: str, spec: CaptureSpec, state_dir: Path, *, draft_version: int) -> None:
-        self.id = engine_id
+        super().__init__(engine_id, spec, draft_version=draft_version)
         self.kind: PoolKind = "combined"
-        self.spec = spec
         self.store = DraftStore(state_dir)
-        self.draft_version = draft_version
-        self.target_version = 0
-        self.epoch = uuid.uuid4().hex
-        self.parts = list(PARTS)
         self.schema_version = SCHEMA_VERSION
         self.status_id = engine_id
-        self.capture_rate = 1.0
-        self.staged: set[int] = set()
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
@@ -104,11 +97,7 @@ class FakeEngine:
         self.core_gate: asyncio.Event | None = None
         """Where set, the core hangs until it is set, while the health route goes on answering."""
         self.num_aborted = 0
-        self.num_running = 0
         self.metrics_text = VLLM_METRICS
-        self.acceptance: list[AcceptanceCount] = []
-        self.num_captured_rows = 0
-        self.num_dropped_rows: dict[str, int] = {}
         self._runner: web.AppRunner | None = None
         self._port = 0
         self._context = zmq.asyncio.Context()
@@ -127,21 +116,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Listen; on the same port as before where it was stopped."""
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-                web.get("/v1/models", self._models),
-                web.post("/v1/chat/completions", self._complete),
-                web.post("/v1/completions", self._complete),
-                web.get("/paceline/status", self._status),
-                web.post("/paceline/stage", self._stage),
-                web.post("/paceline/commit", self._commit),
-                web.post("/paceline/capture", self._capture),
-            ]
-        )
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+        self._runner = web.AppRunner(self.app(), handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
@@ -172,42 +147,8 @@ class FakeEngine:
     async def publish_garbage(self) -> None:
         await self._publisher.send_multipart([TOPIC_STATS, b"\x00garbage"])
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            schema_version=SCHEMA_VERSION,
-            engine_id=self.id,
-            engine_epoch=self.epoch,
-            sent_at_s=0.0,
-            draft_version=self.draft_version,
-            target_version=self.target_version,
-            capture_rate=self.capture_rate,
-            acceptance=self.acceptance,
-            num_captured_rows=self.num_captured_rows,
-            num_dropped_rows=self.num_dropped_rows,
-        )
-
     def status(self) -> EngineStatus:
-        worker = WorkerStatus(
-            rank=0,
-            pid=1,
-            runner="v1",
-            parts=self.parts,
-            draft_version=self.draft_version,
-            target_version=self.target_version,
-            staged_versions=sorted(self.staged),
-            capture_rate=self.capture_rate,
-        )
-        return EngineStatus(
-            schema_version=self.schema_version,
-            engine_id=self.status_id,
-            engine_epoch=self.epoch,
-            vllm_version="0.32.0",
-            spec=self.spec,
-            num_speculative_tokens=3,
-            depth=3,
-            kv=self.layout(),
-            workers=[worker],
-        )
+        return msgspec.structs.replace(super().status(), schema_version=self.schema_version, engine_id=self.status_id)
 
     def layout(self) -> KvLayout:
         transfer = {"combined": "none", "prefill": "kv_producer", "decode": "kv_consumer"}[self.kind]
@@ -215,19 +156,19 @@ class FakeEngine:
             block_size_tokens=16, bytes_per_token=1024, num_blocks=64, max_model_len=MAX_MODEL_LEN, transfer=transfer
         )
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def on_health(self, request: web.Request) -> web.Response:
         if self.health_gate is not None:
             await self.health_gate.wait()
-        return web.Response()
+        return await super().on_health(request)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def on_metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics_text)
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def on_models(self, request: web.Request) -> web.Response:
         self.headers.append(request.headers)
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def on_completion(self, request: web.Request) -> web.StreamResponse:
         self.headers.append(request.headers)
         body = json.loads(await request.read())
         self.bodies.append(body)
@@ -306,13 +247,13 @@ class FakeEngine:
         await response.write_eof()
         return response
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def on_status(self, request: web.Request) -> web.Response:
         self._note(request, "status")
         if self.core_gate is not None:
             await self.core_gate.wait()
-        return web.Response(body=msgspec.json.encode(self.status()), content_type="application/json")
+        return await super().on_status(request)
 
-    async def _stage(self, request: web.Request) -> web.Response:
+    async def on_stage(self, request: web.Request) -> web.Response:
         version = (await request.json())["version"]
         self._note(request, f"stage {version}")
         if self.stage_gate is not None:
@@ -323,10 +264,9 @@ class FakeEngine:
             self.store.verify(version)
         except ArtifactError as error:
             return _error(422, str(error), error.code)
-        self.staged.add(version)
-        return web.json_response({"version": version})
+        return await super().on_stage(request)
 
-    async def _commit(self, request: web.Request) -> web.Response:
+    async def on_commit(self, request: web.Request) -> web.Response:
         body = await request.json()
         version, expected = body["version"], body["expected_active"]
         self._note(request, f"commit {version}")
@@ -338,13 +278,11 @@ class FakeEngine:
             return _error(409, f"active is {self.draft_version}, expected {expected}", "stale_expected_active")
         if version not in self.staged:
             return _error(404, f"draft {version} is not staged", "not_staged")
-        self.draft_version = version
-        return web.json_response({"version": version, "previous": expected, "apply_ms": 2.0, "rpc_ms": 20.0})
+        return await super().on_commit(request)
 
-    async def _capture(self, request: web.Request) -> web.Response:
+    async def on_capture(self, request: web.Request) -> web.Response:
         self._note(request, "capture")
-        self.capture_rate = (await request.json())["rate"]
-        return web.json_response({"rate": self.capture_rate})
+        return await super().on_capture(request)
 
     def _note(self, request: web.Request, call: str) -> None:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

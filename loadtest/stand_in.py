@@ -1,0 +1,143 @@
+"""EngineStandIn: what all that stands for an engine has in common: an engine's routes, its state and what it says of itself."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+
+import msgspec
+from aiohttp import web
+
+from wire.control import (
+    CaptureRequest,
+    CommitReport,
+    CommitRequest,
+    DepthRequest,
+    EngineStatus,
+    KvLayout,
+    StageRequest,
+    WorkerStatus,
+)
+from wire.messages import AcceptanceCount, EngineStats
+from wire.spec import SCHEMA_VERSION, CaptureSpec
+
+NUM_SPECULATIVE_TOKENS = 3
+
+
+class EngineStandIn(ABC):
+    """An engine of one worker that does what it is told. Public attributes are its state; change them at any time."""
+
+    def __init__(self, engine_id: str, spec: CaptureSpec, *, draft_version: int) -> None:
+        self.id = engine_id
+        self.spec = spec
+        self.epoch = uuid.uuid4().hex
+        self.parts = ["capture", "weights"]
+        self.draft_version = draft_version
+        self.target_version = 0
+        self.staged: set[int] = set()
+        self.capture_rate = 1.0
+        self.depth = NUM_SPECULATIVE_TOKENS
+        self.num_running = 0
+        self.acceptance: list[AcceptanceCount] = []
+        self.num_captured_rows = 0
+        self.num_dropped_rows: dict[str, int] = {}
+
+    def app(self) -> web.Application:
+        """All routes of an engine that a gateway or a client calls."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", self.on_health),
+                web.get("/metrics", self.on_metrics),
+                web.get("/v1/models", self.on_models),
+                web.post("/v1/chat/completions", self.on_completion),
+                web.post("/v1/completions", self.on_completion),
+                web.get("/paceline/status", self.on_status),
+                web.post("/paceline/stage", self.on_stage),
+                web.post("/paceline/commit", self.on_commit),
+                web.post("/paceline/capture", self.on_capture),
+                web.post("/paceline/depth", self.on_depth),
+            ]
+        )
+        return app
+
+    @abstractmethod
+    def layout(self) -> KvLayout:
+        """Of the KV cache it claims to have."""
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            schema_version=SCHEMA_VERSION,
+            engine_id=self.id,
+            engine_epoch=self.epoch,
+            sent_at_s=time.time(),
+            draft_version=self.draft_version,
+            target_version=self.target_version,
+            capture_rate=self.capture_rate,
+            acceptance=self.acceptance,
+            num_captured_rows=self.num_captured_rows,
+            num_dropped_rows=self.num_dropped_rows,
+        )
+
+    def status(self) -> EngineStatus:
+        worker = WorkerStatus(
+            rank=0,
+            pid=1,
+            runner="v1",
+            parts=self.parts,
+            draft_version=self.draft_version,
+            target_version=self.target_version,
+            staged_versions=sorted(self.staged),
+            capture_rate=self.capture_rate,
+        )
+        return EngineStatus(
+            schema_version=SCHEMA_VERSION,
+            engine_id=self.id,
+            engine_epoch=self.epoch,
+            vllm_version="stand-in",
+            spec=self.spec,
+            num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
+            depth=self.depth,
+            kv=self.layout(),
+            workers=[worker],
+        )
+
+    @abstractmethod
+    async def on_metrics(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    async def on_models(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    async def on_completion(self, request: web.Request) -> web.StreamResponse: ...
+
+    async def on_health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def on_status(self, request: web.Request) -> web.Response:
+        return json_response(self.status())
+
+    async def on_stage(self, request: web.Request) -> web.Response:
+        stage = msgspec.json.decode(await request.read(), type=StageRequest)
+        self.staged.add(stage.version)
+        return json_response(stage)
+
+    async def on_commit(self, request: web.Request) -> web.Response:
+        version = msgspec.json.decode(await request.read(), type=CommitRequest).version
+        previous, self.draft_version = self.draft_version, version
+        return json_response(CommitReport(version=version, previous=previous, apply_ms=2.0, rpc_ms=20.0))
+
+    async def on_capture(self, request: web.Request) -> web.Response:
+        capture = msgspec.json.decode(await request.read(), type=CaptureRequest)
+        self.capture_rate = capture.rate
+        return json_response(capture)
+
+    async def on_depth(self, request: web.Request) -> web.Response:
+        depth = msgspec.json.decode(await request.read(), type=DepthRequest)
+        self.depth = depth.depth
+        return json_response(depth)
+
+
+def json_response(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
