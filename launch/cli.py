@@ -103,13 +103,29 @@ def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure: bars, drill")
+    bench = commands.add_parser("bench", help="measure: run, bars, drill")
     verbs = bench.add_subparsers(metavar="COMMAND", required=True)
+    _add_bench_run(verbs)
     bars = _command(verbs, "bars", _bench_bars, "measure afresh what the project promises and compare with its bars",
                     json="print JSON", list="print the bars and measure nothing")  # fmt: skip
     bars.add_argument("--only", action="append", metavar="NAME", help="a part (P1) or one bar (P1.al_heldout); may be repeated")
     _command(verbs, "drill", _bench_drill, "kill -9 every process twice under load and count what clients notice",
              json="print JSON")  # fmt: skip
+
+
+def _add_bench_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    help_text = "send a scenario's traffic to an OpenAI-compatible server and keep what came back"
+    run = verbs.add_parser("run", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    run.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
+    run.add_argument("--url", help="the server (default: the system that runs from the state directory)")
+    run.add_argument("--admin-url", help="its admin API, where it is no local system; needs PACELINE_OPERATOR_TOKEN")
+    run.add_argument("--model", help="model name (default: the first the server lists)")
+    run.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/NAME-TIME)")
+    run.add_argument("--config", nargs="+", type=Path, default=[], metavar="FILE", help="of the local system: its TOML files")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", dest="scenario_overrides", help="override the scenario"
+    )
+    run.set_defaults(command=_bench_run, overrides=[])
 
 
 def _config(options: argparse.Namespace) -> SystemConfig:
@@ -188,7 +204,8 @@ def _model_fetch(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from launch import host, models
-    from launch.plan import make_plan, plan_as_json, plan_as_text
+    from launch.plan import make_plan
+    from launch.plan_text import plan_as_json, plan_as_text
     from launch.rundir import make_tokens
 
     config = _config(options)
@@ -208,6 +225,23 @@ def _view(options: argparse.Namespace) -> int:
     from launch.view import watch
 
     return watch(_config(options).state.directory)
+
+
+def _bench_run(options: argparse.Namespace) -> int:
+    from launch.provenance import git_revision, versions
+    from loadtest.run.command import run
+
+    return run(
+        options.scenario,
+        options.scenario_overrides,
+        url=options.url,
+        admin_url=options.admin_url,
+        model=options.model,
+        state_dir=_config(options).state.directory,
+        out_dir=options.out,
+        commit=git_revision(),
+        versions=versions(),
+    )
 
 
 def _bench_bars(options: argparse.Namespace) -> int:

@@ -26,15 +26,6 @@ def http_status(url: str, *, token: str | None = None, timeout_s: float = 2.0) -
         return None
 
 
-def get_text(url: str, *, timeout_s: float = 5.0) -> str:
-    """Body of a GET; raises LaunchError."""
-    try:
-        with _OPENER.open(url, timeout=timeout_s) as response:
-            return str(response.read().decode(errors="replace"))
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"{url} does not answer: {error}") from None
-
-
 class AdminClient:
     """The gateway's admin API, as an operator uses it."""
 

@@ -8,7 +8,8 @@ import pytest
 from launch.config import SystemConfig
 from launch.engine_command import as_flags, depth_schedule
 from launch.host import HostFacts, with_ports
-from launch.plan import ProcessSpec, SystemPlan, make_plan, plan_as_json, plan_as_text
+from launch.plan import ProcessSpec, SystemPlan, make_plan
+from launch.plan_text import plan_as_json, plan_as_text
 from launch.rundir import Tokens
 from learner.config import LearnerConfig
 from server.config import EnginePartsConfig, GatewayConfig
