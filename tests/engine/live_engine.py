@@ -26,6 +26,7 @@ from wire.messages import TOPIC_STATS, CaptureStep, EngineStats, decode
 
 TOKEN = "engine-test-token"
 START_DEADLINE_S = 240.0
+CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
 
 
 class Captured(NamedTuple):
@@ -53,6 +54,7 @@ class Listener:
         self.captured: list[Captured] = []
         self.events: list[CaptureStep] = []
         self.stats: list[EngineStats] = []
+        self.events_endpoint = events_endpoint
         self._context = zmq.Context()
         self._pull = self._context.socket(zmq.PULL)
         self._pull.bind(capture_endpoint)
@@ -210,7 +212,7 @@ def start_engine(
     draft_vocab_size: int,
     *,
     options: list[str],
-    worker_cls: str = "server.engine.worker_cpu.PacelineCpuWorker",
+    worker_cls: str = CPU_WORKER,
     engine_id: str = "engine-under-test",
     core: int = 0,
     variables: Mapping[str, str] | None = None,

@@ -6,89 +6,26 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 import pytest
 import tiny
 import torch
 from conftest import make_drafts
-from live_engine import Completion, LiveEngine, start_engine
-
-from launch import host
-from launch.config import PoolSettings, SystemConfig
-from launch.engine_command import as_flags, kv_events_config, kv_transfer_env, nixl_connector
-from server.config import EngineEndpoint
+from live_engine import Completion
+from live_pair import BYTES, FAILED, HITS, Pair, start_pair
 
 BLOCK_TOKENS = 32
 PROMPTS = [f"{index}: " + "what one engine has read the other need not read again. " * 6 for index in range(4)]
-REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-                 "remote_host": None, "remote_port": None}  # fmt: skip
-HITS, FAILED, BYTES = (
-    "vllm:external_prefix_cache_hits_total",
-    "vllm:nixl_num_failed_transfers_total",
-    "vllm:nixl_bytes_transferred_sum",
-)
-
-
-class Pair(NamedTuple):
-    """One engine of each kind."""
-
-    prefill: LiveEngine
-    decode: LiveEngine
-
-    def prefilled(self, prompt: str, salt: str) -> dict[str, Any]:
-        """What the decode engine must know to pull the prompt's KV."""
-        body = {"model": self.prefill.model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "cache_salt": salt}
-        return dict(self.prefill.ok("/v1/completions", body | {"kv_transfer_params": REMOTE_DECODE})["kv_transfer_params"])
-
-    def complete(self, prompt: str, *, salt: str, **options: Any) -> Completion:
-        """Prefill on one engine, decode on the other."""
-        params = self.prefilled(prompt, salt)
-        return self.decode.complete(prompt, kv_transfer_params=params, cache_salt=salt, **options)
-
-    def swap(self, version: int) -> None:
-        for engine in (self.prefill, self.decode):
-            if engine.active() != version:
-                engine.swap(version)
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     state_dir = tmp_path_factory.mktemp("pair-state")
     make_drafts(state_dir, tiny_target, draft_vocab_size=tiny.DRAFT_VOCAB, count=2)
-    pools = "pool=[{id='prefill-0', kind='prefill', port=0}, {id='decode-0', kind='decode', port=0}]"
-    config = host.with_ports(SystemConfig.load([], [pools, "gateway.port=0", "gateway.admin_port=0"]))
-    cores = sorted(os.sched_getaffinity(0))
-
-    def start(pool: PoolSettings, core: int) -> LiveEngine:
-        facts = host.gather()
-        replay = f"ipc://{state_dir}/{pool.id}-kv.sock"
-        endpoint = EngineEndpoint(id=pool.id, url="", events_endpoint="", kv_replay_endpoint=replay)
-        options = {
-            "max_num_seqs": 8,
-            "kv_transfer_config": nixl_connector(pool, facts),
-            "kv_events_config": kv_events_config(config, endpoint),
-            "enable_prompt_tokens_details": True,
-        }
-        engine = start_engine(
-            tiny_target,
-            state_dir,
-            tiny.DRAFT_VOCAB,
-            options=as_flags(options),
-            worker_cls="probe_worker.ProbeCpuWorker",
-            engine_id=pool.id,
-            core=core,
-            variables=kv_transfer_env(pool, facts),
-        )
-        return stack.enter_context(engine)
-
-    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
-        prefill, decode = threads.map(start, config.pool, (cores[0], cores[-1]))
-        yield Pair(prefill, decode)
+    with start_pair(tiny_target, state_dir, tiny.DRAFT_VOCAB, worker_cls="probe_worker.ProbeCpuWorker") as pair:
+        yield pair
 
 
 def acceptance_length(completions: list[Completion]) -> float:

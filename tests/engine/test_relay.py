@@ -1,20 +1,17 @@
-"""What the gateway's relay takes for granted of vLLM: the chunks of its streams, and how a lease is released."""
+"""What the gateway's relay takes for granted of vLLM: the chunks of its streams."""
 
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from typing import Any
 
 import pytest
 from live_engine import LiveEngine
 from msgspec import Raw
-from test_pools import PROMPTS, Pair, pair  # noqa: F401
 from tokenizers import Tokenizer
 
 from server.relay.exchange import Exchange
-from server.relay.prefill import RELEASE_MODEL
 from server.relay.sse import EventRelay
 from server.relay.stream import ResumableStream
 
@@ -96,21 +93,3 @@ def test_real_stream_is_gone_on_with_wherever_it_broke(real_engine: LiveEngine, 
         assert chunks[-1]["usage"]["total_tokens"] == wanted[-1]["usage"]["total_tokens"]
         ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
         assert ends == [choice["finish_reason"] for chunk in wanted for choice in chunk["choices"] if choice["finish_reason"]]
-
-
-def test_lease_is_released_by_a_request_that_is_refused(pair: Pair) -> None:  # noqa: F811
-    pair.complete(PROMPTS[0], salt="handshake")
-    base = pair.prefill.metric("vllm:kv_cache_usage_perc")
-    params = pair.prefilled(PROMPTS[1], "released")
-    time.sleep(1)
-    assert pair.prefill.metric("vllm:kv_cache_usage_perc") > base
-    num_generated = pair.decode.metric("vllm:generation_tokens_total")
-    body = {"model": RELEASE_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": params}
-    status, _ = pair.decode.call(COMPLETIONS, body)
-    assert status == 404
-    deadline_s = time.monotonic() + 10
-    while pair.prefill.metric("vllm:kv_cache_usage_perc") > base and time.monotonic() < deadline_s:
-        pair.prefilled(PROMPTS[2][:8], "a step")  # Metrics and notifications move with steps.
-        time.sleep(0.3)
-    assert pair.prefill.metric("vllm:kv_cache_usage_perc") <= base
-    assert pair.decode.metric("vllm:generation_tokens_total") == num_generated
