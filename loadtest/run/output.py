@@ -1,0 +1,101 @@
+"""The directory a run leaves: `scenario.toml` as resolved, `run.json`, `requests.jsonl` and `timeline.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadtest.records import RequestRecord, RunRecord, SystemSample
+from loadtest.scenario import Scenario
+from wire.errors import PacelineError
+
+_BUFFER_BYTES = 1 << 20
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class OutputError(PacelineError):
+    """The directory cannot take a run."""
+
+    code = "bad_output_directory"
+
+
+class Output:
+    """Written while the run goes on; nothing is kept in memory."""
+
+    def __init__(self, directory: Path, scenario: Scenario) -> None:
+        """Makes the directory; raises OutputError where it holds something or cannot be made."""
+        self.directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if any(directory.iterdir()):
+                raise OutputError(f"{directory} is not empty; give another directory with --out")
+            (directory / "scenario.toml").write_text(as_toml(scenario))
+            self._requests = (directory / "requests.jsonl").open("wb", buffering=_BUFFER_BYTES)
+            self._timeline = (directory / "timeline.jsonl").open("wb", buffering=_BUFFER_BYTES)
+        except OSError as error:
+            raise OutputError(f"cannot write to {directory}: {error}; give another directory with --out") from error
+        self._encoder = msgspec.json.Encoder()
+
+    def add_request(self, record: RequestRecord) -> None:
+        self._requests.write(self._encoder.encode(record) + b"\n")
+
+    def add_sample(self, sample: SystemSample) -> None:
+        self._timeline.write(self._encoder.encode(sample) + b"\n")
+
+    def flush(self) -> None:
+        """To be called once a second: what a killed run has measured until then is kept."""
+        self._requests.flush()
+        self._timeline.flush()
+
+    def write_run(self, record: RunRecord) -> None:
+        temporary = self.directory / ".run.json.tmp"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        temporary.rename(self.directory / "run.json")
+
+    def close(self) -> None:
+        self._requests.close()
+        self._timeline.close()
+
+
+def as_toml(scenario: Scenario) -> str:
+    """The whole scenario, defaults included, so that it can be run again."""
+    return "\n".join(_lines(scenario.model_dump(mode="json", exclude_none=True), "")).strip() + "\n"
+
+
+def _lines(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Plain values first, because TOML gives what follows a header to that header."""
+    for key, value in table.items():
+        if not _is_nested(value):
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        if not _is_nested(value):
+            continue
+        name = prefix + _key(key)
+        header = f"[{name}]" if isinstance(value, dict) else f"[[{name}]]"
+        for part in [value] if isinstance(value, dict) else value:
+            yield from ("", header)
+            yield from _lines(part, name + ".")
+
+
+def _is_nested(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, dict)
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    """A scalar, or a list of them; a table within a list of something else is written inline."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
