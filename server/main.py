@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from server.config import GatewayConfig
+from server.connections import raise_file_limit
 from server.gateway import Gateway, bind
 from wire.errors import ConfigError
 
@@ -28,6 +29,7 @@ def main(config: GatewayConfig) -> int:
     # The time a counter was made doubles the page and tells nobody anything.
     disable_created_metrics()
     operator_token, engine_token = _token(OPERATOR_TOKEN), _token(ENGINE_TOKEN)
+    raise_file_limit()
     settings = config.gateway
     public, admin = bind(settings.host, settings.port), bind(settings.admin_host, settings.admin_port)
     logger.info("gateway on %s:%d, admin on %s:%d", *public.getsockname()[:2], *admin.getsockname()[:2])

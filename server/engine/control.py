@@ -35,6 +35,7 @@ from wire.spec import SCHEMA_VERSION, CaptureSpec
 
 _STAGE_POLL_S = 0.1
 _STAGE_DEADLINE_S = 120.0
+_DEATH_POLL_S = 0.5
 _STATUS_BY_CODE = {
     StaleExpectation.code: 409,
     SwapError.code: 409,
@@ -44,6 +45,7 @@ _STATUS_BY_CODE = {
 _ERROR_BY_CODE = {kind.code: kind for kind in (StaleExpectation, SwapError, ArtifactError, SpecMismatch)}
 
 Body = TypeVar("Body")
+Reply = TypeVar("Reply")
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -103,7 +105,7 @@ class EngineControl:
             vllm_version=require_pinned_vllm(),
             spec=msgspec.convert(answers[0]["spec"], CaptureSpec),
             num_speculative_tokens=answers[0]["num_speculative_tokens"],
-            depth=await self._engine.engine_core.call_utility_async(UTILITY, None),
+            depth=await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, None)),
             kv=_whole_layout([msgspec.convert(answer["kv"], KvLayout) for answer in answers]),
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
         )
@@ -124,10 +126,10 @@ class EngineControl:
         """All ranks or none: a rank that refuses sends the others back."""
         async with self._swapping:
             started_s = time.perf_counter()
-            answers = await self._engine.collective_rpc("paceline_commit", args=(request.version, request.expected_active))
+            answers = await self._ask("paceline_commit", request.version, request.expected_active)
             rpc_ms = (time.perf_counter() - started_s) * 1e3
             if any("error" in answer for answer in answers) and not all("error" in answer for answer in answers):
-                await self._engine.collective_rpc("paceline_commit", args=(request.expected_active, request.version))
+                await self._ask("paceline_commit", request.expected_active, request.version)
         _raise_refusals(answers)
         return CommitReport(
             version=request.version,
@@ -144,7 +146,9 @@ class EngineControl:
 
     async def set_depth(self, request: DepthRequest) -> DepthRequest:
         try:
-            depth = await self._engine.engine_core.call_utility_async(UTILITY, request.depth)
+            depth = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
+        except EngineError:
+            raise
         except Exception as error:
             raise _BadRequest(str(error)) from error
         return DepthRequest(depth=depth)
@@ -157,9 +161,27 @@ class EngineControl:
         )
 
     async def _rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
-        answers = await self._engine.collective_rpc(method, args=args)
+        answers = await self._ask(method, *args)
         _raise_refusals(answers)
         return answers
+
+    async def _ask(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = await self._unless_dead(self._engine.collective_rpc(method, args=args))
+        return answers
+
+    async def _unless_dead(self, question: Awaitable[Reply]) -> Reply:
+        """The engine core's answer; raises EngineError once the core is dead.
+
+        vLLM leaves what a core was asked before it died unanswered for ever, and its server waits for that before it ends.
+        """
+        asked = asyncio.ensure_future(question)
+        try:
+            while not (await asyncio.wait({asked}, timeout=_DEATH_POLL_S))[0]:
+                if self._engine.errored:
+                    raise EngineError("the engine core died before it answered; the engine ends and is started again")
+            return asked.result()
+        finally:
+            asked.cancel()
 
 
 def _whole_layout(ranks: list[KvLayout]) -> KvLayout:
