@@ -1,0 +1,94 @@
+"""AL and acceptance by position, over the measured span, by domain and by draft version; and what a token cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.measures import bootstrap
+from loadtest.measures.timeline import Verified, Window, pooled
+from loadtest.statistics import Estimate, Interval
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Of one domain or version."""
+
+    acceptance_length: Estimate
+    by_position: list[float]
+    """Share of verify steps whose proposal at this position was accepted."""
+    num_steps: float
+    num_accepted: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Processor seconds of the system for a token."""
+
+    cpu_s_per_token: Estimate
+    cpu_s_per_accepted_token: Estimate
+    cpu_s: dict[str, float]
+    """By process."""
+    num_tokens: float
+    num_accepted: float
+
+
+def inside(windows: Sequence[Window], span: Interval) -> list[Window]:
+    """The windows whose middle lies in the span."""
+    return [window for window in windows if span.start_s <= (window.start_s + window.end_s) / 2 < span.end_s]
+
+
+def acceptance(by_window: Sequence[Verified]) -> Acceptance:
+    """AL with an interval: windows are drawn again, since steps of one moment are alike."""
+    steps = np.asarray([verified.steps for verified in by_window])
+    accepted = np.asarray([sum(verified.accepted) for verified in by_window])
+    blocks = bootstrap.equal(len(by_window))
+    whole = pooled(by_window)
+    return Acceptance(
+        acceptance_length=bootstrap.ratio(blocks, steps + accepted, steps),
+        by_position=whole.acceptance_by_position,
+        num_steps=whole.steps,
+        num_accepted=sum(whole.accepted),
+    )
+
+
+def overall(windows: Sequence[Window]) -> Acceptance:
+    return acceptance([window.of_domain(None) for window in windows])
+
+
+def by_domain(windows: Sequence[Window]) -> dict[str, Acceptance]:
+    domains = sorted({domain for window in windows for domain, _ in window.verified})
+    found = {domain: acceptance([window.of_domain(domain) for window in windows]) for domain in domains}
+    return {domain: result for domain, result in found.items() if result.num_steps}
+
+
+def by_version(windows: Sequence[Window]) -> dict[str, Acceptance]:
+    versions = sorted({version for window in windows for _, version in window.verified}, key=lambda word: (len(word), word))
+    of_version = {
+        version: [pooled(part for (_, label), part in window.verified.items() if label == version) for window in windows]
+        for version in versions
+    }
+    found = {version: acceptance(parts) for version, parts in of_version.items()}
+    return {version: result for version, result in found.items() if result.num_steps}
+
+
+def cost(windows: Sequence[Window]) -> Cost:
+    """Over these windows; not a number where the system tells no tokens, or this machine no processor seconds."""
+    by_process: dict[str, float] = defaultdict(float)
+    for window in windows:
+        for process, seconds in window.cpu_s.items():
+            by_process[process] += seconds
+    cpu_s = np.asarray([sum(window.cpu_s.values()) for window in windows])
+    tokens = np.asarray([window.completion_tokens for window in windows])
+    accepted = np.asarray([sum(window.of_domain(None).accepted) for window in windows])
+    blocks = bootstrap.equal(len(windows))
+    return Cost(
+        cpu_s_per_token=bootstrap.ratio(blocks, cpu_s, tokens) if cpu_s.sum() else bootstrap.NOTHING,
+        cpu_s_per_accepted_token=bootstrap.ratio(blocks, cpu_s, accepted) if cpu_s.sum() else bootstrap.NOTHING,
+        cpu_s=dict(by_process),
+        num_tokens=float(tokens.sum()),
+        num_accepted=float(accepted.sum()),
+    )

@@ -1,0 +1,72 @@
+"""What a run left in its directory, read line by line so that a run of any length fits in memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from loadtest.records import RequestRecord, SystemSample
+from loadtest.scenario import Scenario
+from wire.errors import PacelineError
+
+REQUESTS = "requests.jsonl"
+TIMELINE = "timeline.jsonl"
+SCENARIO = "scenario.toml"
+FACTS = "run.json"
+
+_Line = TypeVar("_Line")
+
+
+class RunDirectoryError(PacelineError):
+    """The directory does not hold a run."""
+
+    code = "not_a_run"
+
+
+class RunDirectory:
+    """One run on disk. Lines that cannot be read are left out and counted: a run that was killed ends in half a line."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RunDirectoryError where there is no run, ConfigError where its scenario is not one."""
+        self.path = path
+        for name in (SCENARIO, REQUESTS):
+            if not (path / name).is_file():
+                raise RunDirectoryError(f"{path} holds no run: {name} is missing; `paceline bench run SCENARIO.toml` makes one")
+        self.scenario = Scenario.read(path / SCENARIO, [])
+        self.facts = _facts(path / FACTS)
+        self.num_unreadable: Counter[str] = Counter()
+        """Lines left out, by file, of the readings so far."""
+
+    def requests(self) -> Iterator[RequestRecord]:
+        """Every request, in the order in which they ended."""
+        return self._lines(REQUESTS, RequestRecord)
+
+    def samples(self) -> Iterator[SystemSample]:
+        """Every sample of the system, in time; none where the system could not be watched."""
+        if not (self.path / TIMELINE).is_file():
+            return iter(())
+        return self._lines(TIMELINE, SystemSample)
+
+    def _lines(self, name: str, kind: type[_Line]) -> Iterator[_Line]:
+        decoder = msgspec.json.Decoder(kind)
+        self.num_unreadable[name] = 0
+        with (self.path / name).open("rb") as file:
+            for line in file:
+                try:
+                    yield decoder.decode(line)
+                except msgspec.DecodeError:
+                    self.num_unreadable[name] += bool(line.strip())
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What the run says of itself; empty where it was killed before it could."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -1,0 +1,183 @@
+"""report.json: the keys of vLLM's `bench serve` where they exist, and ours under `paceline`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from loadtest.detectors.regression import Comparison
+from loadtest.measures import bootstrap
+from loadtest.measures.headline import MEASURES
+from loadtest.measures.run_directory import RunDirectoryError
+from loadtest.measures.summary import Distribution
+from loadtest.report.analysis import Analysis
+from loadtest.scenario import Closed, Poisson, Scenario
+from loadtest.statistics import Estimate
+
+SCHEMA_VERSION = 1
+FILE = "report.json"
+
+
+def result(analysis: Analysis) -> dict[str, Any]:
+    """The whole report as plain values; what is not a number is null."""
+    whole: dict[str, Any] = plain({**_vllm_keys(analysis), "paceline": _ours(analysis)})
+    return whole
+
+
+def write(path: Path, report: Mapping[str, Any]) -> None:
+    """Replace the file at once, so that nobody reads half of it."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+def read_measures(path: Path) -> dict[str, Estimate]:
+    """The measures of a saved report; raises RunDirectoryError where it is none of ours."""
+    try:
+        ours = json.loads(path.read_text())["paceline"]
+        version = ours["schema_version"]
+        rows = ours["measures"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{path} is no report of ours ({error!r}); `paceline bench report DIR` makes one") from error
+    if version != SCHEMA_VERSION:
+        raise RunDirectoryError(f"{path} has schema_version {version}, this program reads {SCHEMA_VERSION}; make it anew")
+    return {row["name"]: Estimate(*(_number(row[part]) for part in ("value", "low", "high"))) for row in rows}
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def plain(value: Any) -> Any:
+    """Values that JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    return value
+
+
+def _vllm_keys(analysis: Analysis) -> dict[str, Any]:
+    everything, flow = analysis.everything, analysis.throughput
+    outcomes = everything.num_by_outcome
+    length_s = analysis.span.length_s
+    input_rate = everything.num_prompt_tokens / length_s if length_s else 0.0
+    keys: dict[str, Any] = {
+        "date": _date(analysis.run.facts.get("start_time")),
+        "endpoint_type": "openai-chat",
+        "backend": "openai-chat",
+        "label": analysis.scenario.name,
+        "model_id": analysis.run.facts.get("model"),
+        "tokenizer_id": None,
+        "num_prompts": everything.num_requests,
+        **_traffic(analysis.scenario, everything.num_requests / length_s if length_s else 0.0),
+        "duration": length_s,
+        "completed": outcomes["ok"],
+        "failed": outcomes["failed"] + outcomes["truncated"],
+        "total_input_tokens": everything.num_prompt_tokens,
+        "total_output_tokens": everything.num_tokens,
+        "request_throughput": flow.requests_per_s.value,
+        "request_goodput": flow.good_requests_per_s.value if analysis.has_objectives else None,
+        "output_throughput": flow.tokens_per_s.value,
+        "total_token_throughput": flow.tokens_per_s.value + input_rate,
+        "max_output_tokens_per_s": flow.max_tokens_per_s,
+        "max_concurrent_requests": flow.max_in_flight,
+    }
+    for name, distribution in (
+        ("ttft", everything.ttft_ms), ("tpot", everything.tpot_ms), ("itl", everything.itl_ms), ("e2el", everything.e2e_ms)
+    ):  # fmt: skip
+        keys |= _latency(name, distribution)
+    if analysis.acceptance.num_steps:
+        keys |= {
+            "spec_decode_acceptance_length": analysis.acceptance.acceptance_length.value,
+            "spec_decode_num_drafts": round(analysis.acceptance.num_steps),
+            "spec_decode_accepted_tokens": round(analysis.acceptance.num_accepted),
+            "spec_decode_per_position_acceptance_rates": analysis.acceptance.by_position,
+        }
+    return keys
+
+
+def _latency(name: str, distribution: Distribution) -> dict[str, float]:
+    return {
+        f"mean_{name}_ms": distribution.mean.value,
+        f"median_{name}_ms": distribution.percentiles["p50"].value,
+        f"std_{name}_ms": distribution.std,
+        **{f"{percentile}_{name}_ms": estimate.value for percentile, estimate in distribution.percentiles.items()},
+    }
+
+
+def _traffic(scenario: Scenario, mean_rate_per_s: float) -> dict[str, Any]:
+    """What one number can say of the arrivals."""
+    arrivals = [phase.arrivals for lane in scenario.lane for phase in lane.phase]
+    burstinesses = {phase.burstiness for phase in arrivals if isinstance(phase, Poisson)}
+    is_closed = all(isinstance(phase, Closed) for phase in arrivals)
+    limits = [
+        max((p.arrivals.concurrency for p in lane.phase if isinstance(p.arrivals, Closed)), default=0) for lane in scenario.lane
+    ]
+    return {
+        "request_rate": "inf" if is_closed else mean_rate_per_s,
+        "burstiness": burstinesses.pop() if len(burstinesses) == 1 else None,
+        "max_concurrency": sum(limits) if is_closed else None,
+    }
+
+
+def _date(start_time: Any) -> str | None:
+    """In vLLM's format."""
+    if isinstance(start_time, int | float):
+        return datetime.fromtimestamp(start_time, UTC).strftime("%Y%m%d-%H%M%S")
+    try:
+        return datetime.fromisoformat(str(start_time)).strftime("%Y%m%d-%H%M%S")
+    except ValueError:
+        return None
+
+
+def _ours(analysis: Analysis) -> dict[str, Any]:
+    measured = analysis.headline
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": analysis.run.facts,
+        "scenario": analysis.scenario.model_dump(mode="json"),
+        "is_valid": not analysis.why_invalid,
+        "why_invalid": analysis.why_invalid,
+        "num_unreadable_lines": dict(analysis.run.num_unreadable),
+        "span_s": [analysis.span.start_s, analysis.span.end_s],
+        "intervals": {
+            "level": bootstrap.LEVEL,
+            "num_resamples": bootstrap.NUM_RESAMPLES,
+            "num_blocks": analysis.blocks.number,
+            "block_s": analysis.blocks.length_s,
+        },
+        "measures": [{**asdict(measure), **asdict(measured[measure.name])} for measure in MEASURES if measure.name in measured],
+        "dispatch_lag_p99_ms": analysis.dispatch_lag_p99_ms,
+        "summary": analysis.everything,
+        "by": analysis.groups,
+        "throughput": analysis.throughput,
+        "acceptance": {
+            "source": analysis.acceptance_source,
+            "overall": analysis.acceptance,
+            "by_domain": analysis.acceptance_by_domain,
+            "by_version": analysis.acceptance_by_version,
+        },
+        "cost": analysis.cost,
+        "worst_window": analysis.worst,
+        "shifts": analysis.recoveries,
+        "swap_blip": analysis.blip,
+        "swaps": [{name: getattr(swap, name) for name in swap.__struct_fields__} for swap in analysis.timeline.swaps],
+        "series": analysis.series,
+    }
+
+
+def comparisons(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """For machines."""
+    found: list[dict[str, Any]] = plain(rows)
+    return found
