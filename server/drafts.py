@@ -1,12 +1,13 @@
 """Drafts: the store as the gateway sees it, and what it remembers about versions: lineage and roll backs.
 
-Blocking file work runs in threads. This module knows no engines.
+File work runs beside the event loop. This module knows no engines.
 """
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
+from server.disk import Disk
 from server.errors import DraftNotFound
 from wire.artifact import DraftManifest
 from wire.control import DraftEntry, DraftList
@@ -30,6 +31,7 @@ class Drafts:
         self.store = store
         self.active: int | None = store.active()
         self.rolled_back: dict[int, str] = {}
+        self._disk = Disk()
         self._lineage: list[int] = self._recorded_parent()
 
     @property
@@ -42,9 +44,8 @@ class Drafts:
 
     async def verify(self, version: int) -> DraftManifest:
         """The manifest of an intact artifact; raises ArtifactError, DraftNotFound where there is none."""
-        self._require_present(version)
         try:
-            return await asyncio.to_thread(self.store.verify, version)
+            return await self._disk.do(partial(self._verify, version))
         except OSError as error:
             raise ArtifactError(f"draft {version} cannot be read: {error}") from error
 
@@ -79,18 +80,17 @@ class Drafts:
     async def persist_active(self, version: int) -> str:
         """Move the pointer on disk; returns what went wrong, empty when nothing did."""
         try:
-            await asyncio.to_thread(self.store.set_active, version)
+            await self._disk.do(partial(self.store.set_active, version))
         except (OSError, ArtifactError) as error:
             return str(error)
         return ""
 
     async def listing(self) -> DraftList:
-        return await asyncio.to_thread(self._listing)
+        return await self._disk.do(self._listing)
 
     async def entry(self, version: int) -> DraftEntry:
         """Raises DraftNotFound."""
-        self._require_present(version)
-        return await asyncio.to_thread(self._entry, version)
+        return await self._disk.do(partial(self._present_entry, version))
 
     def _listing(self) -> DraftList:
         return DraftList(
@@ -99,6 +99,14 @@ class Drafts:
             floor_version=self.floor(),
             drafts=[self._entry(version) for version in self.store.versions()],
         )
+
+    def _verify(self, version: int) -> DraftManifest:
+        self._require_present(version)
+        return self.store.verify(version)
+
+    def _present_entry(self, version: int) -> DraftEntry:
+        self._require_present(version)
+        return self._entry(version)
 
     def _entry(self, version: int) -> DraftEntry:
         marks = {"active": self.active, "previous": self.previous, "floor": self.floor()}

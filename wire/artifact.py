@@ -6,6 +6,7 @@ This module owns the directory's shape and integrity. It does not know what the 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256, fsync_directory
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 20
 
 
 class GateReport(Struct, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ def read_manifest(directory: Path) -> DraftManifest:
     """The manifest, without looking at the other files; raises ArtifactError."""
     path = directory / MANIFEST_FILE
     try:
+        require_file(path, max_bytes=_MAX_MANIFEST_BYTES)
         manifest = msgspec.json.decode(path.read_bytes(), type=DraftManifest)
     except FileNotFoundError:
         raise ArtifactError(f"draft {directory.name} does not exist or was never finished: no {MANIFEST_FILE}") from None
@@ -102,9 +105,19 @@ def verify_artifact(directory: Path) -> DraftManifest:
         if name != Path(name).name:
             raise ArtifactError(f"draft {directory.name}: its manifest names {name!r}, which is not a plain file name")
         try:
+            require_file(directory / name)
             actual = file_sha256(directory / name)
         except OSError as error:
             raise ArtifactError(f"draft {directory.name}: cannot read {name}: {error}") from error
         if actual != expected:
             raise ArtifactError(f"draft {directory.name}: checksum of {name} is {actual[:12]}…, manifest says {expected[:12]}…")
     return manifest
+
+
+def require_file(path: Path, *, max_bytes: int | None = None) -> None:
+    """Raises ArtifactError unless `path` is a plain file: the open of a pipe or a device may never return. Raises OSError."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ArtifactError(f"draft {path.parent.name}: {path.name} is not a plain file")
+    if max_bytes is not None and found.st_size > max_bytes:
+        raise ArtifactError(f"draft {path.parent.name}: {path.name} has {found.st_size} bytes, at most {max_bytes} are read")

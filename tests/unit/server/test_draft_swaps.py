@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 from gateway_rig import OPERATOR_TOKEN, REJECTED, SPEC, GatewayRig, eventually, publish, run, running
 from yarl import URL
 
-from wire.artifact import WEIGHTS_FILE
+from server import disk
+from wire.artifact import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, DraftManifest
 from wire.control import AdminStatus, DraftEntry, DraftList, SwapReport
 from wire.store import DraftStore
 
@@ -220,6 +224,53 @@ def test_damaged_artifact_is_refused_before_any_engine_sees_it(tmp_path: Path) -
                 assert word in reply.json["error"]["message"]
                 assert set(rig.engine.calls) == {"status"}
                 await _serves(rig, 0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, WEIGHTS_FILE, CONFIG_FILE])
+def test_a_pipe_where_a_file_belongs_is_refused_and_swaps_go_on(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            bad, good = publish(tmp_path), publish(tmp_path)
+            path = DraftStore(tmp_path).directory(bad) / name
+            path.unlink()
+            os.mkfifo(path)
+            refused = await rig.activate(bad, 0)
+            assert (refused.status, refused.code) == (422, "bad_artifact")
+            assert name in refused.json["error"]["message"]
+            assert (await rig.activate(good, 0)).status == 200
+
+    run(scenario())
+
+
+def test_a_disk_that_does_not_answer_holds_no_swap_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "DEADLINE_S", 0.2)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            stuck, good = publish(tmp_path), publish(tmp_path)
+            verify, answers = rig.gateway.drafts.store.verify, threading.Event()
+
+            def slow(version: int) -> DraftManifest:
+                if version == stuck:
+                    answers.wait()
+                return verify(version)
+
+            monkeypatch.setattr(rig.gateway.drafts.store, "verify", slow)
+            for attempt in range(disk.MAX_WAITING):
+                refused = await rig.activate(stuck, 0)
+                assert (refused.status, refused.code) == (422, "disk_stuck")
+                if attempt == 0:
+                    assert (await rig.activate(good, 0)).status == 200
+                    assert (await rig.activate(0, good, force=True)).status == 200
+            assert (await rig.activate(good, 0)).code == "disk_stuck"
+            answers.set()
+
+            async def is_swapped() -> bool:
+                return (await rig.activate(good, 0)).status == 200
+
+            await eventually(is_swapped)
 
     run(scenario())
 
