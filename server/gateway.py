@@ -28,9 +28,11 @@ from server.engines import EngineClient, new_session
 from server.events import StatsListener
 from server.fleet import Engine, Fleet
 from server.health import HealthMonitor
+from server.history import History, history_routes
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
 from server.public import public_app
+from server.recorder import Recorder
 from server.relay.legs import Legs
 from server.relay.prefill import PrefillLegs
 from server.relay.proxy import Proxy
@@ -48,6 +50,7 @@ from server.status import StatusPage
 from server.swap import SwapCoordinator
 from server.traffic import Traffic
 from server.transfers import TransferWatch
+from server.ui import LivePage
 from wire.errors import ConfigError
 from wire.kv_files import KvDirectory
 from wire.store import DraftStore
@@ -82,11 +85,11 @@ class Gateway:
         self.admission = Admission(config.admission)
         self.traffic = Traffic(self.metrics)
         self.prefills = PrefillLegs(self.fleet, self.session, self.metrics, wants_full_report=self._wants_full_report)
-        routing_metrics = RoutingMetrics(self.metrics.registry)
+        self.routing_metrics = RoutingMetrics(self.metrics.registry)
         self.kv_index = KvIndex(config.routing.max_index_blocks)
-        self.kv_listener = self._new_kv_listener(routing_metrics) if config.kv_events_endpoint else None
+        self.kv_listener = self._new_kv_listener(self.routing_metrics) if config.kv_events_endpoint else None
         self.prompts = Prompts(config.target_dir, self._max_model_len)
-        self.router = Router(self.fleet, self.kv_index, config.routing, routing_metrics)
+        self.router = Router(self.fleet, self.kv_index, config.routing, self.routing_metrics)
         self.proxy = Proxy(
             self.fleet,
             self.metrics,
@@ -108,7 +111,8 @@ class Gateway:
         self.public = public_app(
             fleet=self.fleet, route=self._route, metrics_text=MetricsPage(self.metrics.registry, self.fleet).text
         )
-        self.admin = admin_app(
+        self.history = History(self.swap.history, clock=time.time)
+        admin = admin_app(
             token=operator_token,
             fleet=self.fleet,
             swap=self.swap,
@@ -119,6 +123,8 @@ class Gateway:
             routing=self.router.view,
             stores=self._state_stores(),
         )
+        admin.include_router(history_routes(self.history))
+        self.admin = LivePage(admin)
 
     @property
     def uptime_s(self) -> float:
@@ -153,7 +159,7 @@ class Gateway:
 
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
         transfers = TransferWatch(self.fleet, self.router.costs)
-        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary(), transfers.watch()]
+        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary(), transfers.watch(), Recorder(self).record()]
         if self.kv_listener is not None:
             chores.append(self.kv_listener.listen())
         for engine in self.fleet.engines:

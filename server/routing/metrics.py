@@ -49,3 +49,8 @@ class RoutingMetrics:
         self.bad_events = Counter(
             "paceline_bad_kv_events", "KV event messages that could not be used.", ["engine"], registry=registry
         )
+
+    def num_routed(self) -> dict[tuple[str, str], int]:
+        """Requests routed so far, by path and reason."""
+        samples = [sample for family in self.routed.collect() for sample in family.samples if sample.name.endswith("_total")]
+        return {(sample.labels["path"], sample.labels["reason"]): int(sample.value) for sample in samples}

@@ -1,0 +1,258 @@
+// The page: asks for the token once, then reads the admin port again and again and draws what it says.
+
+import { CaptureControl, describe, installActions } from "./actions.js";
+import { read, token } from "./api.js";
+import { byId, h, patch } from "./dom.js";
+import * as panels from "./panels.js";
+import { Cursor, Plot, niceTicks, swatch } from "./plot.js";
+import * as series from "./series.js";
+import { clock, fixed, percent, rate, short, span } from "./words.js";
+
+const EVERY_MS = 2000;
+const SLOW_EVERY = 5; // drafts and stores are read once in so many rounds
+const STALE_AFTER_S = 7;
+const MAX_LINES = 7;
+
+const state = {
+  past: new series.Past(),
+  status: null,
+  drafts: null,
+  routing: null,
+  usage: null,
+  windowS: 900,
+  view: "domain",
+  hidden: new Set(),
+  lastOk: 0, // this machine's clock, ms
+  why: "",
+};
+let rounds = 0;
+let timer = 0;
+let isReading = false;
+
+const cursor = new Cursor();
+const reading = byId("plot-reading");
+const lengthPlot = new Plot(byId("plot-al"), cursor, { label: "Acceptance over time", tall: true, reading });
+const tokensPlot = new Plot(byId("plot-tokens"), cursor, { label: "Tokens per second over time", tall: false, reading });
+const capture = new CaptureControl(refresh);
+
+// ---- reading
+
+async function refresh() {
+  if (isReading || !token.get()) return;
+  isReading = true;
+  clearTimeout(timer);
+  try {
+    await readAll();
+    state.lastOk = Date.now();
+    state.why = "";
+    draw();
+  } catch (error) {
+    if (error.status === 401) {
+      signOut("The token is not accepted.");
+      return;
+    }
+    state.why = describe(error);
+  } finally {
+    isReading = false;
+  }
+  freshness();
+  if (!document.hidden) timer = setTimeout(refresh, EVERY_MS);
+}
+
+async function readAll() {
+  const isSlow = rounds % SLOW_EVERY === 0;
+  const [status, history, routing, drafts, usage] = await Promise.all([
+    read("/admin/status"),
+    read(`/admin/history?after=${state.past.lastNumber}`),
+    read("/admin/routing"),
+    isSlow ? read("/admin/drafts") : state.drafts,
+    isSlow ? read("/admin/state/usage").catch(() => state.usage) : state.usage,
+  ]);
+  if (!state.past.take(history)) state.past.take(await read("/admin/history?after=0"));
+  const isNew = status.active_version !== state.status?.active_version || status.swaps.length !== state.status?.swaps.length;
+  const published = status.learner.report?.num_published !== state.status?.learner.report?.num_published;
+  Object.assign(state, { status, routing, usage, drafts: !isSlow && (isNew || published) ? await read("/admin/drafts") : drafts });
+  rounds += 1;
+}
+
+function freshness() {
+  if (!state.lastOk) {
+    patch(byId("fresh"), state.why);
+    return;
+  }
+  const ageS = (Date.now() - state.lastOk) / 1000;
+  const isStale = Boolean(state.why) || ageS > STALE_AFTER_S;
+  document.body.classList.toggle("is-stale", isStale);
+  byId("stale").hidden = !isStale;
+  patch(byId("fresh"), isStale ? "" : "live");
+  const why = state.why || "waiting for the gateway";
+  if (isStale) patch(byId("stale"), `No data since ${clock(state.lastOk / 1000)}, for ${span(ageS)}: ${why}. What you see is as of then; the page goes on trying.`);
+}
+
+// ---- drawing
+
+function draw() {
+  panels.header(state);
+  panels.tiles(state);
+  drawPlots();
+  panels.drafts(state);
+  panels.decisions(state);
+  panels.engines(state);
+  panels.routing(state);
+  panels.learner(state);
+  panels.tenants(state);
+  capture.update(state.status.capture.rate);
+}
+
+function drawPlots() {
+  const { past, status, windowS } = state;
+  const bins = past.bins(windowS);
+  const to = past.nowS;
+  const from = Math.max(to - windowS, Math.min((bins[0]?.at ?? to) - 2, to - 60));
+  const time = { from, to, bands: series.bands(past.swaps, status.active_version, Math.max(from, bins[0]?.at ?? from), to) };
+  const marks = timelineMarks(from);
+  const lines = state.view === "domain" ? domainLines(bins) : positionLines(bins);
+  legend(lines);
+  const shown = lines.filter((line) => !state.hidden.has(line.name));
+  lengthPlot.draw({ ...time, marks, lines: shown, ...(state.view === "domain" ? lengthScale(shown) : shareScale()) });
+  const tokens = series.line(bins, (samples) => series.perSecond(samples, series.tokens));
+  const ticks = niceTicks(0, Math.max(1, ...tokens.map((point) => point[1])), 3);
+  tokensPlot.draw({
+    ...time,
+    marks: marks.filter((mark) => mark.lane === 0),
+    lines: [{ name: "tok/s", style: "tokens", points: tokens }],
+    area: true,
+    min: 0,
+    max: ticks.at(-1),
+    ticks,
+    tickFormat: short,
+    format: rate,
+    empty: "No sample yet.",
+  });
+  patch(byId("throughput-note"), "tokens per second, all engines");
+}
+
+function domainLines(bins) {
+  const recent = bins.flatMap((bin) => bin.samples);
+  const names = series.domains(recent);
+  const of = (name) => series.line(bins, (samples) => series.acceptanceLength(series.spans(samples).filter((one) => one.domain === name)));
+  const all = { name: "all", style: "main", points: series.line(bins, (samples) => series.acceptanceLength(series.spans(samples))) };
+  if (names.length < 2) return [all];
+  // By name, so that a domain keeps its colour when traffic shifts.
+  const drawn = names.slice(0, MAX_LINES).sort();
+  return [all, ...drawn.map((name, index) => ({ name, style: `series-${index}`, points: of(name) }))];
+}
+
+function positionLines(bins) {
+  const depth = Math.max(0, ...bins.map((bin) => series.positionRates(series.spans(bin.samples)).length));
+  return Array.from({ length: Math.min(depth, MAX_LINES) }, (_, position) => ({
+    name: `p${position + 1}`,
+    style: `position-${position}`,
+    points: series.line(bins, (samples) => series.positionRates(series.spans(samples))[position] ?? null),
+  }));
+}
+
+function lengthScale(lines) {
+  const values = lines.flatMap((line) => line.points.map((point) => point[1]));
+  const ticks = niceTicks(1, Math.max(1.5, ...values), 4);
+  return { min: 1, max: ticks.at(-1), ticks, tickFormat: (value) => fixed(value, ticks[1] - ticks[0] < 0.5 ? 2 : 1), format: fixed, empty: "Nothing was verified in this window. Send a request, and its acceptance length appears here." };
+}
+
+const shareScale = () => ({ min: 0, max: 1, ticks: [0, 0.25, 0.5, 0.75, 1], tickFormat: percent, format: percent, empty: "Nothing was verified in this window." });
+
+function timelineMarks(from) {
+  const { past, drafts } = state;
+  const swaps = past.swaps.map((swap) => ({ at: series.swapEnd(swap), lane: 0, kind: panels.swapKind(swap), text: `${panels.swapTitle(swap)}${swap.reason ? `: ${swap.reason}` : ""}` }));
+  const gates = series.gateDecisions(past.gates, drafts?.drafts ?? []).map((gate) => ({
+    at: gate.at,
+    lane: 1,
+    kind: gate.report.accepted ? "accepted" : "rejected",
+    text: `${panels.gateTitle(gate)}: ${gate.report.reason}`,
+  }));
+  return [...swaps, ...gates].filter((mark) => mark.kind && mark.at >= from);
+}
+
+function legend(lines) {
+  const entries = lines.map((line) =>
+    h("button", { type: "button", class: "legend-entry", "data-key": line.name, "data-line": line.name, "aria-pressed": String(!state.hidden.has(line.name)) }, swatch(line.style), line.name));
+  patch(byId("legend"), entries.length > 1 ? entries : null);
+}
+
+// ---- choices
+
+function choose(groupId, name, value) {
+  for (const button of byId(groupId).children) button.setAttribute("aria-pressed", String(button.dataset[name] === String(value)));
+  byId("timeline-title").textContent = state.view === "domain" ? "Acceptance length" : "Acceptance rate";
+}
+
+function installChoices() {
+  byId("windows").addEventListener("click", ({ target }) => {
+    if (!target.dataset.window) return;
+    state.windowS = Number(target.dataset.window);
+    choose("windows", "window", state.windowS);
+    if (state.status) draw();
+  });
+  byId("views").addEventListener("click", ({ target }) => {
+    if (!target.dataset.view) return;
+    state.view = target.dataset.view;
+    choose("views", "view", state.view);
+    if (state.status) draw();
+  });
+  byId("legend").addEventListener("click", ({ target }) => {
+    const name = target.closest("[data-line]")?.dataset.line;
+    if (name === undefined) return;
+    if (!state.hidden.delete(name)) state.hidden.add(name);
+    drawPlots();
+  });
+  choose("windows", "window", state.windowS);
+  choose("views", "view", state.view);
+}
+
+// ---- the token
+
+function signOut(why = "") {
+  clearTimeout(timer);
+  token.forget();
+  Object.assign(state, { past: new series.Past(), status: null, drafts: null, routing: null, usage: null, lastOk: 0, why: "" });
+  rounds = 0;
+  byId("app").hidden = true;
+  byId("sign-in").hidden = false;
+  patch(byId("token-error"), why);
+  byId("token").focus();
+}
+
+async function signIn(event) {
+  event.preventDefault();
+  const field = byId("token");
+  token.set(field.value.trim());
+  patch(byId("token-error"));
+  try {
+    await read("/admin/status");
+  } catch (error) {
+    token.forget();
+    patch(byId("token-error"), error.status === 401 ? "The token is not accepted." : describe(error));
+    return;
+  }
+  field.value = "";
+  open();
+}
+
+function open() {
+  byId("sign-in").hidden = true;
+  byId("app").hidden = false;
+  refresh();
+}
+
+byId("token-form").addEventListener("submit", signIn);
+document.addEventListener("click", (event) => {
+  if (event.target.closest("[data-action='sign-out']")) signOut();
+});
+document.addEventListener("visibilitychange", () => !document.hidden && refresh());
+setInterval(freshness, 1000);
+installChoices();
+installActions(state, () => {
+  rounds = 0; // what an action changes is in the slow part
+  refresh();
+});
+if (token.get()) open();
+else signOut();
