@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -24,6 +26,18 @@ def http_status(url: str, *, token: str | None = None, timeout_s: float = 2.0) -
             return error.code
     except (OSError, ValueError):
         return None
+
+
+def is_closed(url: str, *, timeout_s: float = 0.5) -> bool:
+    """Whether nobody listens at a URL's address. A process that hangs still listens, one that is ending does not."""
+    address = urllib.parse.urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 80), timeout_s):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
 
 
 class AdminClient:

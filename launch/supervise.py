@@ -18,13 +18,16 @@ from launch import logs
 from launch.attempt import Attempt
 from launch.child import Child
 from launch.plan import ProcessSpec
-from launch.probe import http_status
+from launch.probe import http_status, is_closed
 from launch.rundir import LaunchError
 
 _POLL_S = 0.2
 _HEALTHY_AFTER_S = 60.0
 """A process that lived this long starts again at the shortest backoff."""
 _ALIVE_AFTER_S = 0.5
+_LISTEN_EVERY_S = 1.0
+CLOSED_FOR_S = 30.0
+"""A process that takes no connections for so long is at its end and cannot reach it: it is killed and started again."""
 
 Report = Callable[[str], None]
 
@@ -39,6 +42,10 @@ class Watched:
     num_quick_deaths: int = 0
     restart_at_s: float = 0.0
     last_exit_code: int | None = None
+    look_at_s: float = 0.0
+    """When to look again whether it listens."""
+    given_up_at_s: float = 0.0
+    """It must listen before that."""
 
     def describe(self) -> dict[str, Any]:
         """For `system.json`."""
@@ -113,6 +120,7 @@ class Supervisor:
     def tick(self) -> None:
         """Note what ended and restart what is due."""
         for watched in self.watched:
+            self._end_if_closed(watched)
             if watched.child is not None and not watched.child.is_running():
                 self._note_end(watched)
             if watched.child is None and time.monotonic() >= watched.restart_at_s:
@@ -150,6 +158,7 @@ class Supervisor:
     def _launch(self, watched: Watched) -> None:
         self._before_start(watched.spec)
         watched.child = Child(watched.spec, self._base_environment, self._attempt)
+        watched.given_up_at_s = watched.child.started_at_s + watched.spec.readiness.deadline_s
         self._tell_watchdog(f"+{watched.child.group}")
         self._on_change()
 
@@ -163,6 +172,19 @@ class Supervisor:
             self._report(f"{watched.spec.name} could not be started ({error}); trying again in {wait_s:g} s")
         else:
             self._report(f"{watched.spec.name} started again (pid {watched.child and watched.child.pid})")
+
+    def _end_if_closed(self, watched: Watched) -> None:
+        """vLLM's server, for one, closes its port and then waits for what its dead core will never answer."""
+        now_s = time.monotonic()
+        readiness = watched.spec.readiness
+        if watched.child is None or readiness.kind != "http" or now_s < watched.look_at_s:
+            return
+        watched.look_at_s = now_s + _LISTEN_EVERY_S
+        if not is_closed(readiness.url):
+            watched.given_up_at_s = now_s + CLOSED_FOR_S
+        elif now_s > watched.given_up_at_s and watched.child.is_running():
+            self._report(f"{watched.spec.name} (pid {watched.child.pid}) lives and takes no connections: killed")
+            watched.child.kill()
 
     def _delay(self, watched: Watched, *, lived_long: bool) -> float:
         watched.num_quick_deaths = 0 if lived_long else watched.num_quick_deaths + 1

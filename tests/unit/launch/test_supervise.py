@@ -7,6 +7,7 @@ import http.server
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch import supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.rundir import LaunchError
 from launch.supervise import Supervisor, backoff_s
@@ -29,6 +31,17 @@ WITH_GRANDCHILD = (
     "child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)'])\n"
     "print(child.pid, flush=True); time.sleep(60)"
 )
+
+
+LISTENS_UNTIL = """
+import http.server, pathlib, threading, time
+server = http.server.ThreadingHTTPServer(("127.0.0.1", {port}), http.server.BaseHTTPRequestHandler)
+http.server.BaseHTTPRequestHandler.do_GET = lambda self: (self.send_response(200), self.end_headers())
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while not pathlib.Path({flag!r}).exists():
+    time.sleep(0.02)
+server.shutdown(); server.server_close(); time.sleep(60)
+"""
 
 
 def spec(
@@ -170,6 +183,25 @@ def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harnes
     assert (tmp_path / "a.log.1").is_file()
 
 
+def test_what_lives_and_takes_no_connections_any_more_is_started_again(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "CLOSED_FOR_S", 0.5)
+    monkeypatch.setattr(supervise, "_LISTEN_EVERY_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    flag = tmp_path / "close"
+    ready = Readiness(kind="http", url=f"http://127.0.0.1:{port}/", deadline_s=10.0)
+    supervisor = harness.supervisor(spec(tmp_path, LISTENS_UNTIL.format(port=port, flag=str(flag)), readiness=ready))
+    supervisor.start()
+    listening_until_s = time.monotonic() + 1.0
+    tick_until(supervisor, lambda: time.monotonic() > listening_until_s)
+    assert supervisor.watched[0].num_restarts == 0
+    flag.touch()
+    tick_until(supervisor, lambda: supervisor.watched[0].num_restarts == 1)
+    assert supervisor.watched[0].last_exit_code == -signal.SIGKILL
+
+
 def test_an_optional_process_that_fails_does_not_stop_the_start(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, "raise SystemExit(3)", required=False), spec(tmp_path, SLEEP, name="b"))
     supervisor.start()
@@ -290,6 +322,7 @@ def test_nothing_survives_a_sigkill_of_the_supervisor(tmp_path: Path) -> None:
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
+from launch import supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.supervise import Supervisor
 spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}), env={{}}, cores=(),
