@@ -1,14 +1,10 @@
-"""What several packages handle, as small as it comes: a draft, what it was trained on, a learner's report."""
+"""A draft and what it was trained on, as small as they come, for the tests of whoever handles them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, GateReport, write_manifest
-from wire.control import LearnerReport
 from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
 
 SPEC = CaptureSpec(
@@ -48,28 +44,3 @@ def fill(
         gate=gate,
     )
     write_manifest(directory, manifest)
-
-
-def learner_report(**changes: Any) -> LearnerReport:
-    """What a learner says before its first step, but for `changes`."""
-    report = LearnerReport(
-        schema_version=SCHEMA_VERSION,
-        state="waiting",
-        sent_at_s=0.0,
-        num_steps=0,
-        loss=None,
-        tokens_per_s=0.0,
-        num_tokens_seen=0,
-        buffer_requests=0,
-        buffer_tokens=0,
-        buffer_oldest_s=0.0,
-        capture_lag_s=0.0,
-        num_received_rows=0,
-        num_refused_messages=0,
-        num_restores=0,
-        simulated_al=None,
-        num_published=0,
-        gate=None,
-        num_gate_decisions={},
-    )
-    return msgspec.structs.replace(report, **changes)

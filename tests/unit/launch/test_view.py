@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
-from samples import learner_report
+from sample_messages import learner_report
 
 from launch.demo import farewell, is_over, what_comes_next
 from launch.detached import what_it_waits_for

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import zmq
+from sample_messages import capture_span, capture_step
 
 from drafter.batch import RequestRows
 from drafter.create import create_random_draft
@@ -22,7 +23,7 @@ from drafter.target import TargetParts, load_target_parts
 from learner.request import CapturedRequest
 from wire.frames import frame_for
 from wire.messages import CaptureSpan, CaptureStep, encode
-from wire.spec import SCHEMA_VERSION, CaptureSpec, resolve_capture_spec
+from wire.spec import CaptureSpec, resolve_capture_spec
 from wire.store import DraftStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "drafter"))
@@ -93,16 +94,8 @@ def make_request(world: TinyWorld) -> Callable[..., CapturedRequest]:
 
 
 def span_of(request_id: str, first_position: int, token_ids: list[int], **values: Any) -> CaptureSpan:
-    defaults: dict[str, Any] = {
-        "tenant": "t",
-        "domain": "code",
-        "temperature": 0.0,
-        "num_proposed": 0,
-        "num_accepted": 0,
-        "emitted_ids": [],
-        "draft_version": 0,
-    }
-    return CaptureSpan(request_id=request_id, first_position=first_position, token_ids=token_ids, **(defaults | values))
+    labels: dict[str, Any] = {"tenant": "t", "domain": "code"}
+    return capture_span(request_id=request_id, first_position=first_position, token_ids=token_ids, **(labels | values))
 
 
 @pytest.fixture
@@ -115,19 +108,9 @@ def make_step(spec: CaptureSpec) -> Callable[..., CaptureStep]:
     def build(spans: list[CaptureSpan], *, finished: tuple[str, ...] = (), **values: Any) -> CaptureStep:
         num_rows = sum(span.num_rows for span in spans)
         used = values.pop("spec", spec)
-        defaults: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "engine_id": "engine-0",
-            "engine_epoch": "e",
-            "step": 0,
-            "target_version": 0,
-            "captured_at_s": time.time(),
-            "tensors": [
-                frame_for((num_rows, NUM_AUX * HIDDEN), used.dtype),
-                frame_for((num_rows, HIDDEN), used.dtype),
-            ],
-        }
-        return CaptureStep(spec=used, spans=spans, finished_ids=list(finished), **(defaults | values))
+        tensors = [frame_for((num_rows, width), used.dtype) for width in (NUM_AUX * HIDDEN, HIDDEN)]
+        defaults: dict[str, Any] = {"step": 0, "captured_at_s": time.time(), "tensors": tensors}
+        return capture_step(*spans, spec=used, finished_ids=list(finished), **(defaults | values))
 
     return build
 

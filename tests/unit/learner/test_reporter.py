@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
-from samples import learner_report
+from sample_messages import learner_report
 
 from learner.admin import AdminClient
 from learner.reporter import Reporter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from gateway_rig import run, running
-from samples import learner_report
+from sample_messages import learner_report
 
 from server.learner_link import LearnerLink
 from wire.control import AdminStatus, LearnerOrders

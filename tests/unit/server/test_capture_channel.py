@@ -6,26 +6,19 @@ from pathlib import Path
 
 import torch
 import zmq
-from samples import SPEC
+from sample_messages import capture_span, capture_step, engine_stats
 
 from server.config import CaptureSettings, EnginePartsConfig
 from server.engine.channel import QUEUE_FULL, SEND_FAILED, CaptureChannel, CapturedStep, describe
-from wire.messages import CaptureSpan, CaptureStep, EngineStats, decode
-from wire.spec import SCHEMA_VERSION
+from wire.messages import EngineStats, decode
 
 ROWS, WIDTH = 4, 256
 
 
 def captured_step(*, num_rows: int = ROWS) -> CapturedStep:
     tensors = (torch.zeros(num_rows, 3 * WIDTH), torch.zeros(num_rows, WIDTH))
-    span = CaptureSpan(
-        request_id="r", tenant="t", domain="d", temperature=0.0, first_position=0, token_ids=[1] * num_rows, num_proposed=0,
-        num_accepted=0, emitted_ids=[2], draft_version=0,
-    )  # fmt: skip
-    message = CaptureStep(
-        schema_version=SCHEMA_VERSION, spec=SPEC, engine_id="e", engine_epoch="x", step=1, target_version=0, captured_at_s=0.0,
-        spans=[span], finished_ids=[], tensors=describe(tensors),
-    )  # fmt: skip
+    span = capture_span(token_ids=[1] * num_rows, emitted_ids=[2])
+    message = capture_step(span, tensors=describe(tensors))
     return CapturedStep(message, tensors)
 
 
@@ -37,10 +30,7 @@ def config(tmp_path: Path, **capture: int) -> EnginePartsConfig:
 
 
 def stats(num_captured_rows: int, num_dropped_rows: dict[str, int]) -> EngineStats:
-    return EngineStats(
-        schema_version=SCHEMA_VERSION, engine_id="e", engine_epoch="x", sent_at_s=time.time(), draft_version=0, target_version=0,
-        capture_rate=1.0, acceptance=[], num_captured_rows=num_captured_rows, num_dropped_rows=num_dropped_rows,
-    )  # fmt: skip
+    return engine_stats(sent_at_s=time.time(), num_captured_rows=num_captured_rows, num_dropped_rows=num_dropped_rows)
 
 
 def until(condition: Callable[[], bool]) -> None:

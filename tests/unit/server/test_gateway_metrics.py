@@ -6,10 +6,10 @@ from pathlib import Path
 
 from gateway_rig import eventually, run, running
 from prometheus_client.parser import text_string_to_metric_families
+from sample_messages import engine_stats
 
 from server.acceptance import MAX_VERSIONS, AcceptanceLedger
 from wire.messages import AcceptanceCount, EngineStats
-from wire.spec import SCHEMA_VERSION
 
 
 def test_acceptance_is_exported_by_version_position_and_labels(tmp_path: Path) -> None:
@@ -104,27 +104,16 @@ def test_garbage_on_the_event_channel_is_counted_and_survived(tmp_path: Path) ->
     run(scenario())
 
 
-def _stats(version: int) -> EngineStats:
+def _stats(version: int, num_steps: int = 10, num_accepted: int = 4) -> EngineStats:
     count = AcceptanceCount(
         draft_version=version,
         tenant="t",
         domain="d",
-        num_verify_steps=10,
-        proposed_per_position=[10],
-        accepted_per_position=[4],
+        num_verify_steps=num_steps,
+        proposed_per_position=[num_steps],
+        accepted_per_position=[num_accepted],
     )
-    return EngineStats(
-        schema_version=SCHEMA_VERSION,
-        engine_id="e",
-        engine_epoch=str(version),
-        sent_at_s=0.0,
-        draft_version=version,
-        target_version=0,
-        capture_rate=1.0,
-        acceptance=[count],
-        num_captured_rows=0,
-        num_dropped_rows={},
-    )
+    return engine_stats(count, engine_epoch=str(version), draft_version=version)
 
 
 def test_only_the_newest_versions_are_remembered() -> None:
@@ -138,19 +127,8 @@ def test_only_the_newest_versions_are_remembered() -> None:
 
 def test_recent_window_follows_the_newest_steps() -> None:
     ledger = AcceptanceLedger(max_label_values=4, window_steps=100)
-    base = _stats(1)
-    count = base.acceptance[0]
     for step in range(1, 51):
-        accepted = 10 * min(step, 30)
-        changed = AcceptanceCount(
-            draft_version=1,
-            tenant=count.tenant,
-            domain=count.domain,
-            num_verify_steps=10 * step,
-            proposed_per_position=[10 * step],
-            accepted_per_position=[accepted],
-        )
-        ledger.ingest(EngineStats(**{name: getattr(base, name) for name in base.__struct_fields__} | {"acceptance": [changed]}))
+        ledger.ingest(_stats(1, num_steps=10 * step, num_accepted=10 * min(step, 30)))
     recent = ledger.recent_of(1)
     assert (recent.num_verify_steps, recent.acceptance_length) == (100, 1.0)
     assert sum(tally.num_verify_steps for tally in ledger.totals.values()) == 500

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from sample_messages import capture_span, capture_step
 from samples import SPEC
 
 from wire.errors import FrameError
 from wire.frames import check_capture, frame_for
-from wire.messages import CaptureSpan, CaptureStep
-from wire.spec import SCHEMA_VERSION
+from wire.messages import CaptureStep
 
 ROWS, HIDDEN, NUM_AUX = 4, 4, 2
 FRAMES = [bytes(ROWS * HIDDEN * NUM_AUX * 4), bytes(ROWS * HIDDEN * 4)]
@@ -17,31 +17,9 @@ FRAMES = [bytes(ROWS * HIDDEN * NUM_AUX * 4), bytes(ROWS * HIDDEN * 4)]
 
 def capture(**changes: Any) -> CaptureStep:
     spec = msgspec.structs.replace(SPEC, aux_layer_ids=(1, 2))
-    span = CaptureSpan(
-        request_id="q",
-        tenant="",
-        domain="",
-        temperature=0.0,
-        first_position=0,
-        token_ids=list(range(ROWS)),
-        num_proposed=3,
-        num_accepted=1,
-        emitted_ids=[1, 2],
-        draft_version=0,
-    )
-    step = CaptureStep(
-        schema_version=SCHEMA_VERSION,
-        spec=spec,
-        engine_id="engine-0",
-        engine_epoch="e",
-        step=1,
-        target_version=0,
-        captured_at_s=0.0,
-        spans=[span],
-        finished_ids=[],
-        tensors=[frame_for((ROWS, HIDDEN * NUM_AUX), "float32"), frame_for((ROWS, HIDDEN), "float32")],
-    )
-    return msgspec.structs.replace(step, **changes)
+    span = capture_span(token_ids=list(range(ROWS)), num_proposed=3, num_accepted=1, emitted_ids=[1, 2])
+    tensors = [frame_for((ROWS, HIDDEN * NUM_AUX), "float32"), frame_for((ROWS, HIDDEN), "float32")]
+    return capture_step(span, **({"spec": spec, "tensors": tensors} | changes))
 
 
 def test_fitting_frames_pass_as_views() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from samples import SPEC
+from sample_messages import capture_span, capture_step, engine_stats
 
 from wire.errors import SchemaMismatch, WireError
 from wire.messages import (
@@ -18,33 +18,14 @@ from wire.spec import SCHEMA_VERSION
 
 
 def span() -> CaptureSpan:
-    return CaptureSpan(
-        request_id="q",
-        tenant="a",
-        domain="d",
-        temperature=0.0,
-        first_position=7,
-        token_ids=[1, 2, 3, 4],
-        num_proposed=3,
-        num_accepted=1,
-        emitted_ids=[2, 9],
-        draft_version=5,
+    return capture_span(
+        first_position=7, token_ids=[1, 2, 3, 4], num_proposed=3, num_accepted=1, emitted_ids=[2, 9], draft_version=5
     )
 
 
 def step() -> CaptureStep:
-    return CaptureStep(
-        schema_version=SCHEMA_VERSION,
-        spec=SPEC,
-        engine_id="engine-0",
-        engine_epoch="e",
-        step=1,
-        target_version=0,
-        captured_at_s=2.0,
-        spans=[span()],
-        finished_ids=["p"],
-        tensors=[TensorFrame(dtype="float32", shape=(4, 8), num_bytes=128)],
-    )
+    tensors = [TensorFrame(dtype="float32", shape=(4, 8), num_bytes=128)]
+    return capture_step(span(), captured_at_s=2.0, finished_ids=["p"], tensors=tensors)
 
 
 def stats() -> EngineStats:
@@ -56,18 +37,7 @@ def stats() -> EngineStats:
         proposed_per_position=[10, 10],
         accepted_per_position=[5, 3],
     )
-    return EngineStats(
-        schema_version=SCHEMA_VERSION,
-        engine_id="engine-0",
-        engine_epoch="e",
-        sent_at_s=1.0,
-        draft_version=5,
-        target_version=0,
-        capture_rate=1.0,
-        acceptance=[count],
-        num_captured_rows=3,
-        num_dropped_rows={"queue_full": 2},
-    )
+    return engine_stats(count, sent_at_s=1.0, draft_version=5, num_captured_rows=3, num_dropped_rows={"queue_full": 2})
 
 
 @pytest.mark.parametrize("message", [step(), stats()])
