@@ -1,4 +1,4 @@
-"""Prompts as the engine will see them: rendered and tokenized in the gateway, off its event loop.
+"""Prompts as the engine will see them: rendered and tokenized in the gateway, all but short ones off its event loop.
 
 Nothing depends on the result but the choice of an engine: where this gateway cannot know the tokens it says so, and
 where it were wrong a request would only land on an engine that holds less of it.
@@ -7,6 +7,7 @@ where it were wrong a request would only land on an engine that holds less of it
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ COMPLETIONS_PATH = "/v1/completions"
 MAX_THREADS = 2
 MAX_WAIT_S = 0.25
 """For a prompt's tokens, the wait for a thread included. Nobody's first byte waits longer for somebody else's prompt."""
+MAX_BYTES_ON_LOOP = 2048
+"""Of a body whose prompt is read on the event loop: that takes it well under a millisecond, two at worst, and the way to a
+thread and back would take longer wherever the machine is busy."""
 MAX_BYTES_PER_TOKEN = 16
 """Hardly any text has more; a body of more than that for each token of a context window is a prompt engines refuse."""
 _MAX_TOKEN_ID = 2**31 - 1
@@ -100,9 +104,11 @@ class Prompts:
 
     async def read(self, path: str, fields: Mapping[str, Raw], session: str | None = None) -> Prompt:
         """`session` is what the client says its session is. Never fails on what a client sent."""
-        max_bytes = self._max_model_len() * MAX_BYTES_PER_TOKEN
-        if max_bytes and sum(len(value) for value in fields.values()) > max_bytes:
+        num_bytes, max_bytes = sum(map(len, fields.values())), self._max_model_len() * MAX_BYTES_PER_TOKEN
+        if max_bytes and num_bytes > max_bytes:
             return Prompt(session=session, reason="too_long")
+        if num_bytes <= MAX_BYTES_ON_LOOP:
+            return self._read(path, fields, session)
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, path, fields, session)
@@ -179,6 +185,8 @@ def _load_tokenizer(target_dir: Path | None) -> Tokenizer | None:
     """A file that is there but cannot be read is an error at start, not a gateway that silently routes by load."""
     if target_dir is None or not (target_dir / "tokenizer.json").is_file():
         return None
+    # Prompts come one at a time: the library would hand even a batch of one to threads of its own, and wait for them.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -16,7 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from server.routing import tokens
-from server.routing.tokens import CHAT_PATH, COMPLETIONS_PATH, MAX_BYTES_PER_TOKEN, MAX_THREADS, Prompt, Prompts
+from server.routing.tokens import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    MAX_BYTES_ON_LOOP,
+    MAX_BYTES_PER_TOKEN,
+    MAX_THREADS,
+    Prompt,
+    Prompts,
+)
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -280,23 +288,38 @@ def test_nobody_waits_long_for_the_long_prompts_of_others(tmp_path: Path, monkey
     monkeypatch.setattr(tokens, "MAX_WAIT_S", 0.05)
     target = make_target(tmp_path / "m", CHATML)
 
-    async def ask_beside_long_prompts() -> tuple[Prompt, float, Prompt]:
+    async def ask_beside_long_prompts() -> tuple[Prompt, Prompt, float, Prompt]:
         prompts = Prompts(target, lambda: 0)
         long = {"prompt": Raw(msgspec.json.encode("hello you " * 150_000))}
+        medium = {"prompt": Raw(msgspec.json.encode("hello " * (MAX_BYTES_ON_LOOP // 5)))}
         short = {"prompt": Raw(b'"hello"')}
         others = [asyncio.create_task(prompts.read(COMPLETIONS_PATH, long)) for _ in range(2 * MAX_THREADS)]
         await asyncio.sleep(0)
+        at_once = await prompts.read(COMPLETIONS_PATH, short)
         started_s = time.monotonic()
-        beside = await prompts.read(COMPLETIONS_PATH, short)
+        beside = await prompts.read(COMPLETIONS_PATH, medium)
         waited_s = time.monotonic() - started_s
         assert {prompt.reason for prompt in await asyncio.gather(*others)} == {"slow"}
         deadline_s = time.monotonic() + 30
-        while (later := await prompts.read(COMPLETIONS_PATH, short)).token_ids is None and time.monotonic() < deadline_s:
+        while (later := await prompts.read(COMPLETIONS_PATH, medium)).token_ids is None and time.monotonic() < deadline_s:
             pass
         prompts.close()
-        return beside, waited_s, later
+        return at_once, beside, waited_s, later
 
-    beside, waited_s, later = asyncio.run(ask_beside_long_prompts())
+    at_once, beside, waited_s, later = asyncio.run(ask_beside_long_prompts())
+    assert at_once.token_ids is not None
     assert (beside.token_ids, beside.reason) == (None, "slow")
     assert waited_s < tokens.MAX_WAIT_S + 1.0
     assert later.token_ids is not None
+
+
+def test_a_prompt_is_read_alike_on_the_event_loop_and_in_a_thread(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MAX_WAIT_S", 60.0)
+    fields = {
+        "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hello you \u00e9\u4e16 <|im_end|>"}],
+        "cache_salt": "mine",
+    }
+    on_loop = read(target, CHAT_PATH, **fields)
+    monkeypatch.setattr(tokens, "MAX_BYTES_ON_LOOP", 0)
+    assert on_loop.token_ids
+    assert read(target, CHAT_PATH, **fields) == on_loop
