@@ -1,0 +1,129 @@
+"""`paceline bench run` as a person starts it: against mock engines behind the real gateway, and against any other server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.mock_engine import Pace
+from loadtest.processes import free_ports, running_process
+from loadtest.recital import MODEL, is_recital
+from loadtest.records import RequestRecord, RunRecord, SystemSample
+from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
+
+SCENARIO = """
+name = "both"
+what = "An open loop of single requests beside a closed loop of conversations."
+max_dispatch_lag_p99_ms = 5000
+action = [{at_s = 1, do = "drain", process = "engine-1"}]
+[[lane]]
+name = "users"
+max_tokens = 12
+[[lane.phase]]
+name = "rising"
+duration_s = 3
+arrivals = {kind = "poisson", rate_per_s = 4, end_rate_per_s = 12}
+traffic = {human_eval = 1}
+[[lane]]
+name = "talkers"
+max_tokens = 12
+turns = {number = 3, mean_think_time_s = 0.1}
+[[lane.phase]]
+name = "steady"
+duration_s = 3
+arrivals = {kind = "closed", concurrency = 2}
+traffic = {human_eval = 1}
+split = "heldout"
+"""
+
+pytestmark = pytest.mark.rig
+
+
+def bench_run(scenario: Path, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "launch.cli", "bench", "run", str(scenario), *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def written(path: Path) -> Path:
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_a_run_through_the_real_gateway_is_whole(tmp_path: Path) -> None:
+    async def run() -> tuple[int, str]:
+        addresses = mock_addresses(2, Pace(first_token_s=0.02, between_tokens_s=0.01))
+        async with running_mocks(addresses), running_gateway(gateway_config(addresses)) as url:
+            process = bench_run(
+                written(tmp_path / "s.toml"), "--url", url, "--out", str(tmp_path / "out"), "--set", "action=[]"
+            )
+            output, errors = await asyncio.to_thread(process.communicate)
+            return process.returncode, output + errors
+
+    code, output = asyncio.run(run())
+    assert code == 0, output
+    run_record = msgspec.json.decode((tmp_path / "out" / "run.json").read_bytes(), type=RunRecord)
+    assert (run_record.model, run_record.is_valid) == (MODEL, True)
+    lines = (tmp_path / "out" / "requests.jsonl").read_bytes().splitlines()
+    requests = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+    assert {one.outcome for one in requests} == {"ok"}
+    assert {one.lane for one in requests} == {"users", "talkers"}
+    assert all(is_recital(one.text, 12) and one.request_id and one.num_completion_tokens == 12 for one in requests)
+    turns = Counter(one.turn for one in requests if one.lane == "talkers")
+    assert turns[0] >= turns[1] >= turns[2] > 0
+    samples = [
+        msgspec.json.decode(line, type=SystemSample) for line in (tmp_path / "out" / "timeline.jsonl").read_bytes().splitlines()
+    ]
+    assert set(samples[-1].engines) == {"engine-0", "engine-1"}
+    assert sum(samples[-1].kv_paths.values()) >= len(requests)
+
+
+def test_actions_without_an_admin_api_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async def run() -> tuple[int, str]:
+        (port,) = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        argv = [sys.executable, "-m", "loadtest.canned_server", "--port", str(port)]
+        async with running_process(argv, ready_url=f"{url}/v1/models"):
+            process = bench_run(written(tmp_path / "s.toml"), "--url", url, "--out", str(tmp_path / "out"))
+            _, errors = await asyncio.to_thread(process.communicate)
+            return process.returncode, errors
+
+    code, errors = asyncio.run(run())
+    assert code == 2
+    assert "drain" in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_so(tmp_path: Path) -> None:
+    async def run() -> tuple[int, str]:
+        (port,) = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        argv = [sys.executable, "-m", "loadtest.canned_server", "--port", str(port), "--between-tokens-s", "0.01"]
+        async with running_process(argv, ready_url=f"{url}/v1/models"):
+            process = bench_run(
+                written(tmp_path / "s.toml"), "--url", url, "--out", str(tmp_path / "out"), "--set", "action=[]"
+            )
+            deadline_s = time.monotonic() + 60
+            requests = tmp_path / "out" / "requests.jsonl"
+            while not (requests.is_file() and requests.stat().st_size) and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.05)
+            os.kill(process.pid, signal.SIGINT)
+            output, errors = await asyncio.to_thread(process.communicate)
+            return process.returncode, output + errors
+
+    code, output = asyncio.run(run())
+    assert code == 1, output
+    assert "INVALID: interrupted" in output
+    run_record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert run_record["was_interrupted"]
+    num_lines = len((tmp_path / "out" / "requests.jsonl").read_bytes().splitlines())
+    assert num_lines == sum(run_record["num_requests"].values()) > 0
