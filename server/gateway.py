@@ -23,6 +23,7 @@ from server.canary import Canary
 from server.collectors import AcceptanceCollector, FleetCollector, LearnerCollector
 from server.completions import ModelRoute
 from server.config import KV_STORE_DIRECTORY, GatewayConfig
+from server.connections import BoundedHttp
 from server.drafts import Drafts
 from server.engines import EngineClient, new_session
 from server.events import StatsListener
@@ -205,6 +206,8 @@ class Gateway:
         return _Server(
             uvicorn.Config(
                 app,
+                http=BoundedHttp,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
