@@ -41,7 +41,7 @@ def demo(config: SystemConfig, arguments: list[str], *, minutes: float | None, c
     traffic = BackgroundTraffic(str(system["gateway_url"]), target_dir.name, concurrency)
     try:
         traffic.start()
-        _show(config.state.directory, traffic, minutes)
+        _show(run_dir, traffic, minutes)
     except KeyboardInterrupt:
         pass
     finally:
@@ -81,8 +81,9 @@ class BackgroundTraffic:
             self.failure = str(error)
 
 
-def _show(state_dir: Path, traffic: BackgroundTraffic, minutes: float | None) -> None:
-    client = admin_client(state_dir)
+def _show(run_dir: RunDir, traffic: BackgroundTraffic, minutes: float | None) -> None:
+    """Until the demo is over; raises LaunchError where there is nothing to show any more."""
+    client = admin_client(run_dir.state)
     started_at_s = time.monotonic()
     seen_at_s: float | None = None
     with screen() as show:
@@ -94,6 +95,8 @@ def _show(state_dir: Path, traffic: BackgroundTraffic, minutes: float | None) ->
                 status: AdminStatus | None = read_status(client)
                 note = what_comes_next(status, minutes) if status else ""
             except LaunchError as error:
+                if not run_dir.is_locked():
+                    raise LaunchError("the system was stopped while the demo ran; `paceline demo` starts it again") from None
                 status, note = None, str(error)
             show(status, note)
             if status and seen_at_s is None and swaps_committed(status) >= _SWAPS_TO_SEE:

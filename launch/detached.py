@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -42,6 +43,8 @@ def start_and_wait(config: SystemConfig, arguments: list[str], report: Callable[
 def _wait_ready(run_dir: RunDir, process: subprocess.Popen[bytes], waiting: Waiting) -> dict[str, Any]:
     log = run_dir.log_file("up")
     while True:
+        if process.poll() == 128 + signal.SIGTERM:
+            raise LaunchError("the system was stopped while it started")
         if process.poll() is not None:
             raise LaunchError("the system did not start:\n" + "\n".join(logs.tail(log, 40)))
         system = run_dir.read_system() if run_dir.system_file.is_file() else {}

@@ -10,7 +10,7 @@ _STAGES = (
     ("Starting vLLM server", "opens its port"),
     ("Loaded endpoint plugin", "opens its port"),
     ("Warming up done", "sets up the KV cache"),
-    ("Warming up model", "compiles, the longest part: one to two minutes on a CPU"),
+    ("Warming up model", "compiles, the longest part: one to two minutes on a CPU that nobody else uses"),
     ("Capturing CUDA graphs", "captures CUDA graphs"),
     ("Loading drafter model", "loads the draft"),
     ("Starting to load model", "loads the target"),

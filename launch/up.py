@@ -92,14 +92,15 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
     try:
         report(f"starting {', '.join(spec.name for spec in plan.processes)}; an engine on a CPU compiles for a minute or two")
         supervisor.start()
-        if supervisor.is_ready:
+        is_ready = supervisor.is_ready
+        if is_ready:
             say(f"ready: {plan.gateway_url}/v1, admin {plan.admin_url}/admin, logs {run_dir.logs}")
             supervisor.run()
         say("stopping")
     finally:
         supervisor.stop()
     say("stopped; nothing is left running")
-    return 0
+    return 0 if is_ready else 128 + (stop.signal_number or 0)
 
 
 def refuse_busy_ports(config: SystemConfig) -> None:

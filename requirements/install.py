@@ -6,6 +6,7 @@ The full output of pip goes to LOG; its last lines are shown where it fails.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -31,10 +32,12 @@ class Bar:
         if sys.stdout.isatty():
             filled = _WIDTH * done // self._num_steps
             gauge = "█" * filled + "░" * (_WIDTH - filled)
-            print(f"\r\033[K      {gauge} {done}/{self._num_steps} {elapsed_s:4.0f} s  {what[:50]}", end="", flush=True)
+            line = f"      {gauge} {100 * done // self._num_steps:3d} % {elapsed_s:4.0f} s  {what}"
+            # A line that wraps cannot be drawn over.
+            print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
         elif time.monotonic() - self._printed_at_s >= _PLAIN_EVERY_S:
             self._printed_at_s = time.monotonic()
-            print(f"      {done}/{self._num_steps} {elapsed_s:.0f} s  {what}", flush=True)
+            print(f"      {100 * done // self._num_steps} % {elapsed_s:.0f} s  {what}", flush=True)
 
 
 class Reading:

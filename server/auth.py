@@ -22,7 +22,7 @@ class BearerAuth:
         if scope["type"] == "http":
             given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             if not hmac.compare_digest(given, self._expected):
-                message = "send 'Authorization: Bearer <operator token>'; the token is in PACELINE_OPERATOR_TOKEN of the server"
+                message = "send 'Authorization: Bearer <operator token>'; `paceline up` keeps it in run/operator.token of its state directory"
                 await send_error(send, ApiError(401, message, code="unauthorized"))
                 return
         await self._app(scope, receive, send)

@@ -32,7 +32,8 @@ class Config(BaseModel):
             for problem in error.errors():
                 key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
                 what = "unknown key, see configs/README.md" if problem["type"] == "extra_forbidden" else problem["msg"]
-                lines.append(f"  {key}: {what} (got {problem['input']!r})")
+                got = f" (got {problem['input']!r})" if problem["loc"] else ""
+                lines.append(f"  {key}: {what}{got}")
             raise ConfigError("\n".join(lines)) from None
 
     @classmethod
