@@ -9,10 +9,10 @@ import asyncio
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from server.acceptance import Slice
+from server.acceptance import OTHER, Slice
 from server.fleet import Engine
 from server.history import SAMPLE_EVERY_S, DomainSpan, EngineLoad, GateDecision, LearnerPoint, Sample, TenantSpan
 from server.tally import Tally
@@ -21,6 +21,8 @@ from wire.errors import EngineError
 if TYPE_CHECKING:
     from server.gateway import Gateway
 
+MAX_SLICES = 24
+"""Domains (by draft), and tenants, of one sample that keep their name; the quietest beyond are `other`."""
 _SCRAPE_TIMEOUT_S = 1.0
 _LOAD_LINE = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total)(?:\{.*\})? (\S+)$",
@@ -56,7 +58,7 @@ class Recorder:
         tallies = _grown_tallies(counts.tallies, before.tallies)
         sample = Sample(
             number=gateway.history.next_number,
-            at_s=time.time(),
+            at_s=round(time.time(), 3),
             span_s=round(now_s - self._at_s, 3),
             active_version=gateway.drafts.active,
             num_in_flight=gateway.admission.num_in_flight,
@@ -171,7 +173,7 @@ def _by_domain(tallies: Mapping[Slice, Tally]) -> tuple[DomainSpan, ...]:
             proposed=tally.proposed,
             accepted=tally.accepted,
         )
-        for (version, domain), tally in sums.items()
+        for (version, domain), tally in _busiest(sums, lambda key: (key[0], OTHER)).items()
     )
 
 
@@ -181,8 +183,17 @@ def _by_tenant(tallies: Mapping[Slice, Tally]) -> tuple[TenantSpan, ...]:
         sums[key.tenant] += tally
     return tuple(
         TenantSpan(tenant=tenant, num_verify_steps=tally.num_verify_steps, num_tokens=tally.num_emitted)
-        for tenant, tally in sums.items()
+        for tenant, tally in _busiest(sums, lambda _: OTHER).items()
     )
+
+
+def _busiest(sums: Mapping[Key, Tally], other: Callable[[Key], Key]) -> dict[Key, Tally]:
+    """A sample's size does not grow with the number of domains and tenants; what is left out by name is counted all the same."""
+    ranked = sorted(sums, key=lambda key: sums[key].num_verify_steps, reverse=True)
+    kept: defaultdict[Key, Tally] = defaultdict(Tally, {key: sums[key] for key in ranked[:MAX_SLICES]})
+    for key in ranked[MAX_SLICES:]:
+        kept[other(key)] += sums[key]
+    return dict(kept)
 
 
 def _by_path(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

@@ -23,6 +23,7 @@ const state = {
   view: "domain",
   hidden: new Set(),
   lastOk: 0, // this machine's clock, ms
+  shownAt: 0, // when the tab came to the front; nothing is read behind it
   why: "",
 };
 let rounds = 0;
@@ -76,12 +77,13 @@ async function readAll() {
 }
 
 function freshness() {
+  if (document.hidden) return;
   if (!state.lastOk) {
     patch(byId("fresh"), state.why);
     return;
   }
   const ageS = (Date.now() - state.lastOk) / 1000;
-  const isStale = Boolean(state.why) || ageS > STALE_AFTER_S;
+  const isStale = Boolean(state.why) || Date.now() - Math.max(state.lastOk, state.shownAt) > 1000 * STALE_AFTER_S;
   document.body.classList.toggle("is-stale", isStale);
   byId("stale").hidden = !isStale;
   patch(byId("fresh"), isStale ? "" : "live");
@@ -247,7 +249,11 @@ byId("token-form").addEventListener("submit", signIn);
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-action='sign-out']")) signOut();
 });
-document.addEventListener("visibilitychange", () => !document.hidden && refresh());
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return;
+  state.shownAt = Date.now();
+  refresh();
+});
 setInterval(freshness, 1000);
 installChoices();
 installActions(state, () => {

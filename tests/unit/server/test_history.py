@@ -10,7 +10,7 @@ from gateway_rig import ACCEPTED, REJECTED, GatewayRig, run, running
 from sample_messages import learner_report
 
 from server.history import MAX_GATES, MAX_SAMPLES, GateDecision, History, HistoryView, Sample
-from server.recorder import Recorder
+from server.recorder import MAX_SLICES, Recorder
 
 
 def _sample(number: int) -> Sample:
@@ -89,6 +89,22 @@ def test_the_learner_s_numbers_and_each_gate_decision_are_kept(tmp_path: Path) -
             # The gateway's own recorder saw the same reports, and may have noted the same decisions.
             reports = [decision.report for decision in (await _view(rig)).gates]
             assert [one for index, one in enumerate(reports) if one not in reports[:index]] == [ACCEPTED, REJECTED]
+
+    run(scenario())
+
+
+def test_a_sample_s_size_does_not_grow_with_tenants_and_domains(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            recorder = Recorder(rig.gateway)
+            for index in range(MAX_SLICES + 6):
+                await rig.count(rig.engine, 0, 100 - index, (50,), tenant=f"tenant-{index}", domain=f"domain-{index}")
+            sample = await recorder.take()
+            assert len(sample.domains) == len(sample.tenants) == MAX_SLICES + 1
+            steps = {span.domain: span.num_verify_steps for span in sample.domains}
+            assert (steps["domain-0"], "domain-29" in steps) == (100, False)
+            assert steps["other"] == sum(100 - index for index in range(MAX_SLICES, MAX_SLICES + 6))
+            assert sum(one.num_verify_steps for one in sample.tenants) == sum(steps.values())
 
     run(scenario())
 
