@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -22,8 +21,7 @@ from server.state.store import StateStore
 from server.swap import SwapCoordinator
 from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport, SwapReport
 from wire.errors import PacelineError
-
-_VERSION = re.compile(r"0|[1-9][0-9]{0,14}", re.ASCII)
+from wire.store import VERSION_NAME
 
 
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +156,7 @@ def _set_draining(engine: Engine, is_draining: bool) -> DrainView:
 
 
 def _version(text: str) -> int:
-    if not _VERSION.fullmatch(text):
+    if not VERSION_NAME.fullmatch(text):
         raise ApiError(400, f"a draft version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
     return int(text)
 

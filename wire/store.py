@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from wire.errors import ArtifactError
 from wire.spec import fsync_directory
 
 _STAGING_PREFIX = ".staging-"
+VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,14}")
+"""What names a version, here and in the admin API; whatever else lies beside the drafts is none of them."""
 
 
 class DraftStore:
@@ -27,6 +30,10 @@ class DraftStore:
 
     def __init__(self, state_dir: Path) -> None:
         self.root = state_dir / "drafts"
+
+    @property
+    def _highest_file(self) -> Path:
+        return self.root.with_name("drafts.highest")
 
     @property
     def active_link(self) -> Path:
@@ -43,8 +50,7 @@ class DraftStore:
         """Finished versions, ascending."""
         if not self.root.is_dir():
             return []
-        names = (path.name for path in self.root.iterdir() if path.name.isdecimal() and (path / MANIFEST_FILE).is_file())
-        return sorted(int(name) for name in names)
+        return sorted(version for version in self._named() if (self.directory(version) / MANIFEST_FILE).is_file())
 
     def manifest(self, version: int) -> DraftManifest:
         return read_manifest(self.directory(version))
@@ -75,10 +81,10 @@ class DraftStore:
     def _publish(self, fill: Callable[[Path, int], None]) -> int:
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
         try:
-            existing = [int(path.name) for path in self.root.iterdir() if path.name.isdecimal()]
-            version = max(existing, default=-1) + 1
+            version = max([*self._named(), self._highest()], default=-1) + 1
             fill(staging, version)
             staging.chmod(0o755)
+            self._remember(version)
             staging.rename(self.directory(version))
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
@@ -104,6 +110,23 @@ class DraftStore:
             shutil.rmtree(leftover, ignore_errors=True)
         return removed
 
+    def _named(self) -> Iterator[int]:
+        """Of every entry that is named like a version, whole or not."""
+        return (int(path.name) for path in self.root.iterdir() if VERSION_NAME.fullmatch(path.name))
+
+    def _highest(self) -> int:
+        """The newest version there ever was, so that none is given twice; -1 where it is not known."""
+        try:
+            text = self._highest_file.read_text()
+        except (OSError, UnicodeDecodeError):
+            return -1
+        return int(text) if VERSION_NAME.fullmatch(text) else -1
+
+    def _remember(self, version: int) -> None:
+        temporary = self._highest_file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(str(version))
+        temporary.rename(self._highest_file)
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Alone among all processes that write artifacts here: half-made ones are then nobody's but ours."""
@@ -117,7 +140,7 @@ class DraftStore:
             target = os.readlink(self.root / name)
         except OSError:
             return None
-        return int(target) if target.isdecimal() else None
+        return int(target) if VERSION_NAME.fullmatch(target) else None
 
     def _write_pointer(self, name: str, version: int) -> None:
         if not (self.directory(version) / MANIFEST_FILE).is_file():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,28 @@ def test_a_version_is_never_used_again(store: DraftStore) -> None:
     (store.root / "7").mkdir()
     assert store.publish(fill) == 8
     assert store.versions() == [0, 8]
+
+
+def test_a_version_is_not_used_again_after_its_folder_was_removed(store: DraftStore) -> None:
+    store.publish(fill)
+    assert store.publish(fill) == 1
+    shutil.rmtree(store.directory(1))
+    assert DraftStore(store.root.parent).publish(fill) == 2
+
+
+@pytest.mark.parametrize("name", ["99999999999999999999", "007", "٣", "-1", "1e3"])
+def test_what_is_not_named_like_a_version_counts_for_nothing(store: DraftStore, name: str) -> None:
+    store.publish(fill)
+    (store.root / name).mkdir()
+    assert store.publish(fill) == 1
+    assert store.versions() == [0, 1]
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"", b"many", b"99999999999999999999"])
+def test_a_damaged_note_of_the_highest_version_is_passed_over(store: DraftStore, content: bytes) -> None:
+    store.publish(fill)
+    store.root.with_name("drafts.highest").write_bytes(content)
+    assert store.publish(fill) == 1
 
 
 def test_a_failed_publish_leaves_nothing(store: DraftStore) -> None:
