@@ -21,6 +21,7 @@ const state = {
   usage: null,
   windowS: 900,
   view: "domain",
+  unit: "tokens",
   hidden: new Set(),
   lastOk: 0, // this machine's clock, ms
   shownAt: 0, // when the tab came to the front; nothing is read behind it
@@ -33,7 +34,7 @@ let isReading = false;
 const cursor = new Cursor();
 const reading = byId("plot-reading");
 const lengthPlot = new Plot(byId("plot-al"), cursor, { label: "Acceptance over time", tall: true, reading });
-const tokensPlot = new Plot(byId("plot-tokens"), cursor, { label: "Tokens per second over time", tall: false, reading });
+const throughputPlot = new Plot(byId("plot-throughput"), cursor, { label: "Throughput over time", tall: false, reading });
 const capture = new CaptureControl(refresh);
 
 // ---- reading
@@ -117,12 +118,12 @@ function drawPlots() {
   legend(lines);
   const shown = lines.filter((line) => !state.hidden.has(line.name));
   lengthPlot.draw({ ...time, marks, lines: shown, ...(state.view === "domain" ? lengthScale(shown) : shareScale()) });
-  const tokens = series.line(bins, (samples) => series.perSecond(samples, series.tokens));
-  const ticks = niceTicks(0, Math.max(1, ...tokens.map((point) => point[1])), 3);
-  tokensPlot.draw({
+  const rates = state.unit === "tokens" ? tokenLines(bins) : requestLines(bins);
+  const ticks = niceTicks(0, Math.max(1, ...rates.flatMap((line) => line.points.map((point) => point[1]))), 3);
+  throughputPlot.draw({
     ...time,
     marks: marks.filter((mark) => mark.lane === 0),
-    lines: [{ name: "tok/s", style: "tokens", points: tokens }],
+    lines: rates,
     area: true,
     min: 0,
     max: ticks.at(-1),
@@ -131,7 +132,19 @@ function drawPlots() {
     format: rate,
     empty: "No sample yet.",
   });
-  patch(byId("throughput-note"), "tokens per second, all engines");
+}
+
+function tokenLines(bins) {
+  return [{ name: "tok/s", style: "throughput", points: series.line(bins, (samples) => series.perSecond(samples, series.tokens)) }];
+}
+
+function requestLines(bins) {
+  const of = (outcome) => series.line(bins, (samples) => series.perSecond(samples, (some) => series.ended(some, outcome)));
+  const lines = [{ name: "served/s", style: "throughput", points: of("served") }];
+  for (const [outcome, style] of [["failed", "series-1"], ["refused", "series-3"]]) {
+    if (bins.some((bin) => series.ended(bin.samples, outcome))) lines.push({ name: `${outcome}/s`, style, points: of(outcome) });
+  }
+  return lines;
 }
 
 function domainLines(bins) {
@@ -200,6 +213,12 @@ function installChoices() {
     choose("views", "view", state.view);
     if (state.status) draw();
   });
+  byId("units").addEventListener("click", ({ target }) => {
+    if (!target.dataset.unit) return;
+    state.unit = target.dataset.unit;
+    choose("units", "unit", state.unit);
+    if (state.status) drawPlots();
+  });
   byId("legend").addEventListener("click", ({ target }) => {
     const name = target.closest("[data-line]")?.dataset.line;
     if (name === undefined) return;
@@ -208,6 +227,7 @@ function installChoices() {
   });
   choose("windows", "window", state.windowS);
   choose("views", "view", state.view);
+  choose("units", "unit", state.unit);
 }
 
 // ---- the token

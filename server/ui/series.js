@@ -1,7 +1,7 @@
 // The gateway's samples, and what is drawn from them. No DOM here.
 
 const BINS = 90;
-const MIN_STEPS = 5; // verify steps below which a bin's AL says nothing
+const MIN_STEPS = 20; // verify steps below which a bin's AL is chance
 
 export class Past {
   constructor() {

@@ -135,6 +135,9 @@ def test_the_past_is_drawn_and_a_hostile_name_is_text(tmp_path: Path) -> None:
             assert "1.182" in await page.text("#learner")
             await page.click("[data-view='position']")
             await page.until("document.querySelectorAll('#plot-al path.line').length === 3")
+            await page.click("[data-unit='requests']")
+            await page.until("document.querySelectorAll('#plot-throughput path.line').length === 2")
+            assert "refused/s" in await page.ask("document.getElementById('plot-throughput').textContent")
             assert page.complaints == []
 
     run(scenario())
