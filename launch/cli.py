@@ -103,9 +103,10 @@ def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure: run, bars, drill")
+    bench = commands.add_parser("bench", help="measure: run, report, compare, bars, drill")
     verbs = bench.add_subparsers(metavar="COMMAND", required=True)
     _add_bench_run(verbs)
+    _add_bench_report(verbs)
     bars = _command(verbs, "bars", _bench_bars, "measure afresh what the project promises and compare with its bars",
                     json="print JSON", list="print the bars and measure nothing")  # fmt: skip
     bars.add_argument("--only", action="append", metavar="NAME", help="a part (P1) or one bar (P1.al_heldout); may be repeated")
@@ -126,6 +127,25 @@ def _add_bench_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--set", action="append", default=[], metavar="A.B=VALUE", dest="scenario_overrides", help="override the scenario"
     )
     run.set_defaults(command=_bench_run)
+
+
+def _add_bench_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    help_text = "measure what a run left: report.json, report.html, figures, and what happened in words"
+    report = verbs.add_parser("report", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    report.add_argument("directory", type=Path, metavar="DIR", help="of a run")
+    report.add_argument(
+        "--baseline", type=Path, metavar="REPORT", help="report.json, or its directory, to compare with; 1 if this run is worse"
+    )
+    report.set_defaults(command=_bench_report)
+
+    help_text = "compare run B with run A, prompt by prompt where both answered the same ones"
+    compare = verbs.add_parser("compare", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    compare.add_argument("before", type=Path, metavar="A", help="directory of a run")
+    compare.add_argument("after", type=Path, metavar="B", help="directory of a run")
+    compare.add_argument("--json", action="store_true", help="print JSON")
+    compare.add_argument("--fail-on-regression", action="store_true", help="exit with 1 if any measure of B is worse")
+    compare.add_argument("--lossless", action="store_true", help="exit with 1 unless B's greedy texts equal those of A")
+    compare.set_defaults(command=_bench_compare)
 
 
 def _config(options: argparse.Namespace) -> SystemConfig:
@@ -242,6 +262,25 @@ def _bench_run(options: argparse.Namespace) -> int:
         out_dir=options.out,
         commit=git_revision(),
         versions=versions(),
+    )
+
+
+def _bench_report(options: argparse.Namespace) -> int:
+    from loadtest.report.command import report
+
+    return report(options.directory, options.baseline, _say)
+
+
+def _bench_compare(options: argparse.Namespace) -> int:
+    from loadtest.report.compare import compare
+
+    return compare(
+        options.before,
+        options.after,
+        _say,
+        as_json=options.json,
+        fail_on_regression=options.fail_on_regression,
+        lossless=options.lossless,
     )
 
 

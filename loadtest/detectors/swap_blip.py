@@ -1,6 +1,6 @@
 """Swap blip: do clients notice when a draft is swapped in?
 
-A window of ±Δ lies around each swap, and a control window of the same length halfway between each two swaps, and between the
+A window of ±Δ lies around each commit, and a control window of the same length halfway between each two swaps, and between the
 first and the last of them and the ends of the run. The control is chosen as blindly as the swap: the wait that covers a given
 instant is longer than one picked at random, and the longest of a window longer still, with or without a swap.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from loadtest.measures.histogram import BlockHistogram, Floats
 from loadtest.records import RequestRecord, Swap
 from loadtest.statistics import Estimate, Interval, halfway, quantile_difference
 
-HALF_WIDTH_S = 2.0
-"""Δ. The time of a swap is known to about a second, and a stall of one step must lie inside."""
+MARGIN_S = 2.0
+"""Δ is this and the longest of the swaps, so that every window, controls too, is as long and holds the loading of its draft."""
 COMMITTED = "committed"
 MIN_REQUESTS = 10
 """Fewer on either side say nothing."""
@@ -31,7 +32,6 @@ MIN_WINDOWS = 5
 class WindowTally:
     """What clients saw within one window."""
 
-    at_s: float
     longest_gaps_s: list[float] = field(default_factory=list)
     """The longest wait between two chunks that touches the window, one for each stream."""
     ttfts_s: list[float] = field(default_factory=list)
@@ -81,20 +81,23 @@ def swap_blip(records: Iterable[RequestRecord], swaps: Sequence[Swap], span: Int
     committed = [swap for swap in swaps if swap.outcome == COMMITTED and span.start_s <= swap.at_s < span.end_s]
     if not committed:
         return None
-    around = [_window(swap.at_s) for swap in committed]
-    wanted = halfway([_window(span.start_s), *around, _window(span.end_s)])
+    half_width_s = MARGIN_S + max(swap.duration_s for swap in committed)
+    instants_s = [span.start_s, *(swap.at_s + swap.duration_s for swap in committed), span.end_s]
+    first, *around, last = (Interval(at_s - half_width_s, at_s + half_width_s) for at_s in instants_s)
+    wanted = halfway([first, *around, last])
     controls = [window for window in wanted if not any(window.overlaps(swap) for swap in around)]
-    at_swaps = [WindowTally(swap.at_s) for swap in committed]
-    at_controls = [WindowTally((window.start_s + window.end_s) / 2) for window in controls]
+    at_swaps, at_controls = [WindowTally() for _ in around], [WindowTally() for _ in controls]
     for record in records:
         for window, tally in zip([*around, *controls], [*at_swaps, *at_controls], strict=True):
             if record.intended_at_s < window.end_s and window.start_s < record.ended_at_s:
                 note(tally, window, record)
-    return _judge(committed, at_swaps, at_controls, len(wanted) - len(controls))
-
-
-def _window(at_s: float) -> Interval:
-    return Interval(at_s - HALF_WIDTH_S, at_s + HALF_WIDTH_S)
+    return SwapBlip(
+        half_width_s=half_width_s,
+        swaps=[_effect(swap, tally) for swap, tally in zip(committed, at_swaps, strict=True)],
+        num_controls=len(controls),
+        num_without_control=len(wanted) - len(controls),
+        **_differences(at_swaps, at_controls),
+    )
 
 
 def note(tally: WindowTally, window: Interval, record: RequestRecord) -> None:
@@ -111,25 +114,20 @@ def note(tally: WindowTally, window: Interval, record: RequestRecord) -> None:
     tally.num_failed += record.outcome in ("failed", "truncated")
 
 
-def _judge(
-    swaps: Sequence[Swap], at_swaps: Sequence[WindowTally], at_controls: Sequence[WindowTally], num_without_control: int
-) -> SwapBlip:
+def _differences(at_swaps: Sequence[WindowTally], at_controls: Sequence[WindowTally]) -> dict[str, Any]:
+    """The fields of SwapBlip that compare swaps with controls."""
     gap = _difference_ms([tally.longest_gaps_s for tally in at_swaps], [tally.longest_gaps_s for tally in at_controls], 0.99)
     ttft = _difference_ms([tally.ttfts_s for tally in at_swaps], [tally.ttfts_s for tally in at_controls], 0.99)
     failed = bootstrap.difference(_failed(at_swaps), _failed(at_controls)) if at_controls else None
     known = [estimate for estimate in (gap, ttft, failed) if estimate is not None]
-    return SwapBlip(
-        half_width_s=HALF_WIDTH_S,
-        swaps=[_effect(swap, tally) for swap, tally in zip(swaps, at_swaps, strict=True)],
-        num_controls=len(at_controls),
-        num_without_control=num_without_control,
-        unit="window" if min(len(at_swaps), len(at_controls)) >= MIN_WINDOWS else "request",
-        longest_gap_p99_ms=gap,
-        largest_gap_ms=_largest_ms(at_swaps, at_controls),
-        ttft_p99_ms=ttft,
-        failed_share=failed,
-        verdict="worse" if any(estimate.low > 0 for estimate in known) else "no blip" if gap and ttft else "undecided",
-    )
+    return {
+        "unit": "window" if min(len(at_swaps), len(at_controls)) >= MIN_WINDOWS else "request",
+        "longest_gap_p99_ms": gap,
+        "largest_gap_ms": _largest_ms(at_swaps, at_controls),
+        "ttft_p99_ms": ttft,
+        "failed_share": failed,
+        "verdict": "worse" if any(estimate.low > 0 for estimate in known) else "no blip" if gap and ttft else "undecided",
+    }
 
 
 def _all_gaps(tallies: Sequence[WindowTally]) -> list[float]:

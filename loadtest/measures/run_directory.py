@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from loadtest.records import RequestRecord, SystemSample
+from loadtest.records import RequestRecord, RunRecord, SystemSample
 from loadtest.scenario import Scenario
 from wire.errors import PacelineError
 
 REQUESTS = "requests.jsonl"
 TIMELINE = "timeline.jsonl"
 SCENARIO = "scenario.toml"
-FACTS = "run.json"
+RECORD = "run.json"
 
 _Line = TypeVar("_Line")
 
@@ -38,7 +37,8 @@ class RunDirectory:
             if not (path / name).is_file():
                 raise RunDirectoryError(f"{path} holds no run: {name} is missing; `paceline bench run SCENARIO.toml` makes one")
         self.scenario = Scenario.read(path / SCENARIO, [])
-        self.facts = _facts(path / FACTS)
+        self.record = _record(path / RECORD)
+        """None where the run was killed before it wrote any."""
         self.num_unreadable: Counter[str] = Counter()
         """Lines left out, by file, of the readings so far."""
 
@@ -63,10 +63,8 @@ class RunDirectory:
                     self.num_unreadable[name] += bool(line.strip())
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    """What the run says of itself; empty where it was killed before it could."""
+def _record(path: Path) -> RunRecord | None:
     try:
-        facts = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+    except (OSError, msgspec.DecodeError):
+        return None

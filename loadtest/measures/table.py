@@ -20,7 +20,7 @@ GROUPS = ("lane", "phase", "domain", "draft_version", "target_version", "kv_path
 """What requests are told apart by."""
 _NUMBERS = (
     "intended_at_s", "sent_at_s", "ended_at_s", "ttft_s", "tpot_s", "e2e_s", "num_tokens", "num_chunks", "num_prompt_tokens",
-    "num_cached_tokens", "num_verify_steps", "num_accepted",
+    "num_cached_tokens", "num_verify_steps", "num_accepted", "acceptance_length",
 )  # fmt: skip
 
 
@@ -51,6 +51,7 @@ class RequestTable:
         self.groups = {name: Categories() for name in (*GROUPS, "outcome", "prompt_id", "finish_reason")}
         self._turns = array("q")
         self._is_good = array("b")
+        self._is_open_loop = array("b")
         for record in records:
             self._append(record)
 
@@ -69,6 +70,7 @@ class RequestTable:
             "num_cached_tokens": record.num_cached_tokens,
             "num_verify_steps": len(steps) if steps else None,
             "num_accepted": sum(steps) if steps else None,
+            "acceptance_length": definitions.acceptance_length(record),
         }
         for name, value in row.items():
             self._numbers[name].append(float("nan") if value is None else value)
@@ -77,6 +79,7 @@ class RequestTable:
         self._gaps_s.extend(definitions.itls_s(record))
         self._turns.append(record.turn)
         self._is_good.append(definitions.is_good(record, self._slo))
+        self._is_open_loop.append(record.is_open_loop)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -92,6 +95,10 @@ class RequestTable:
     @property
     def is_good(self) -> Mask:
         return np.asarray(self._is_good, dtype=bool)
+
+    @property
+    def is_open_loop(self) -> Mask:
+        return np.asarray(self._is_open_loop, dtype=bool)
 
     def has_outcome(self, *outcomes: str) -> Mask:
         numbers = [self.groups["outcome"].numbers.get(outcome, -1) for outcome in outcomes]

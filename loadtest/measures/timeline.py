@@ -93,7 +93,7 @@ class Timeline:
 
 
 def read_timeline(samples: Iterable[SystemSample], length_s: float) -> Timeline:
-    """What grew between two samples belongs to the window of the later one."""
+    """What grew between two samples belongs to the window in the middle of them."""
     timeline = Timeline(length_s)
     before: SystemSample | None = None
     for sample in samples:
@@ -104,7 +104,7 @@ def read_timeline(samples: Iterable[SystemSample], length_s: float) -> Timeline:
         window.engines = sample.engines
         window.learner_loss = sample.learner_loss
         if before is not None:
-            _add_growth(window, before, sample)
+            _add_growth(_window_at(timeline, (before.at_s + sample.at_s) / 2), before, sample)
         before = sample
     return timeline
 

@@ -95,7 +95,7 @@ def analyse(path: Path) -> Analysis:
     everything = summarize(table, measured, blocks)
     windows = acceptance.inside(timeline.windows, span)
     found = series(table, arrivals, timeline.windows, window_s)
-    lag_ms = dispatch_lag_p99_ms(table, measured, scenario)
+    lag_ms = dispatch_lag_p99_ms(table, measured)
     return Analysis(
         run=run,
         span=span,
@@ -132,36 +132,25 @@ def within(records: Iterable[RequestRecord], span: Interval) -> Iterator[Request
     return (record for record in records if span.start_s <= record.intended_at_s < span.end_s)
 
 
-def dispatch_lag_p99_ms(table: RequestTable, measured: Mask, scenario: Scenario) -> float | None:
-    """By how much the sender lagged behind its schedule; None where nothing was scheduled (a closed loop)."""
-    scheduled = {lane.name for lane in scenario.lane if any(phase.arrivals.kind != "closed" for phase in lane.phase)}
-    chosen = np.zeros(len(table), dtype=bool)
-    for lane, mask in table.groups["lane"].masks():
-        chosen |= measured & mask if lane in scheduled else False
-    lags_s = (table["sent_at_s"] - table["intended_at_s"])[chosen]
+def dispatch_lag_p99_ms(table: RequestTable, measured: Mask) -> float | None:
+    """By how much the sender lagged behind its schedule; None where nothing was due at a fixed time."""
+    lags_s = (table["sent_at_s"] - table["intended_at_s"])[measured & table.is_open_loop]
     return 1e3 * float(np.quantile(lags_s, 0.99)) if len(lags_s) else None
 
 
 def why_invalid(run: RunDirectory, everything: Summary, lag_p99_ms: float | None) -> list[str]:
-    """What speaks against believing the numbers."""
-    reasons = _reasons_of_run(run)
+    """What speaks against believing the numbers: what the run itself found, and what its files show."""
+    reasons = list(run.record.invalid_reasons) if run.record else []
+    bound_ms = run.scenario.max_dispatch_lag_p99_ms
+    if run.record is None or run.record.is_valid is None:
+        reasons.append("the run was killed: run.json does not tell its end")
+        if lag_p99_ms is not None and lag_p99_ms > bound_ms:
+            reasons.append(f"the sender lagged behind its schedule by {lag_p99_ms:.1f} ms (p99), more than {bound_ms:g} ms")
     if not everything.num_requests:
         reasons.append("no request was sent in the measured span")
     elif not everything.num_by_outcome["ok"]:
         reasons.append(f"none of {everything.num_requests} requests was answered whole")
-    bound_ms = run.scenario.max_dispatch_lag_p99_ms
-    if lag_p99_ms is not None and lag_p99_ms > bound_ms:
-        reasons.append(
-            f"the sender lagged behind its schedule: dispatch lag p99 {lag_p99_ms:.1f} ms, at most {bound_ms:g} ms is allowed; "
-            "it measured itself"
-        )
     num_unreadable = run.num_unreadable[REQUESTS] + run.num_unreadable[TIMELINE]
     if num_unreadable > MAX_UNREADABLE:
         reasons.append(f"{num_unreadable} lines of the run's files could not be read")
     return reasons
-
-
-def _reasons_of_run(run: RunDirectory) -> list[str]:
-    """What the run itself found."""
-    reasons = run.facts.get("why_invalid") or []
-    return [reasons] if isinstance(reasons, str) else [str(reason) for reason in reasons]

@@ -11,6 +11,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from loadtest.detectors.regression import Comparison
 from loadtest.measures import bootstrap
 from loadtest.measures.headline import MEASURES
@@ -68,16 +70,16 @@ def plain(value: Any) -> Any:
 
 
 def _vllm_keys(analysis: Analysis) -> dict[str, Any]:
-    everything, flow = analysis.everything, analysis.throughput
+    everything, flow, record = analysis.everything, analysis.throughput, analysis.run.record
     outcomes = everything.num_by_outcome
     length_s = analysis.span.length_s
     input_rate = everything.num_prompt_tokens / length_s if length_s else 0.0
     keys: dict[str, Any] = {
-        "date": _date(analysis.run.facts.get("start_time")),
+        "date": datetime.fromtimestamp(record.started_at_s, UTC).strftime("%Y%m%d-%H%M%S") if record else None,
         "endpoint_type": "openai-chat",
         "backend": "openai-chat",
         "label": analysis.scenario.name,
-        "model_id": analysis.run.facts.get("model"),
+        "model_id": record.model if record else None,
         "tokenizer_id": None,
         "num_prompts": everything.num_requests,
         **_traffic(analysis.scenario, everything.num_requests / length_s if length_s else 0.0),
@@ -131,21 +133,11 @@ def _traffic(scenario: Scenario, mean_rate_per_s: float) -> dict[str, Any]:
     }
 
 
-def _date(start_time: Any) -> str | None:
-    """In vLLM's format."""
-    if isinstance(start_time, int | float):
-        return datetime.fromtimestamp(start_time, UTC).strftime("%Y%m%d-%H%M%S")
-    try:
-        return datetime.fromisoformat(str(start_time)).strftime("%Y%m%d-%H%M%S")
-    except ValueError:
-        return None
-
-
 def _ours(analysis: Analysis) -> dict[str, Any]:
     measured = analysis.headline
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": analysis.run.facts,
+        "run": msgspec.to_builtins(analysis.run.record),
         "scenario": analysis.scenario.model_dump(mode="json"),
         "is_valid": not analysis.why_invalid,
         "why_invalid": analysis.why_invalid,
@@ -172,7 +164,7 @@ def _ours(analysis: Analysis) -> dict[str, Any]:
         "worst_window": analysis.worst,
         "shifts": analysis.recoveries,
         "swap_blip": analysis.blip,
-        "swaps": [{name: getattr(swap, name) for name in swap.__struct_fields__} for swap in analysis.timeline.swaps],
+        "swaps": msgspec.to_builtins(analysis.timeline.swaps),
         "series": analysis.series,
     }
 

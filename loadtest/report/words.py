@@ -73,18 +73,18 @@ def recovery(found: Recovery) -> str:
 
 
 def blip(found: SwapBlip) -> str:
-    swaps = "1 swap" if len(found.swaps) == 1 else f"{len(found.swaps)} swaps"
-    verdict = {"worse": "clients noticed them", "no blip": "no blip was found", "undecided": "too little to judge by"}[
-        found.verdict
-    ]
+    count = len(found.swaps)
+    verdict = {
+        "worse": "clients noticed", "no blip": "no sign that clients noticed", "undecided": "too little traffic to judge by"
+    }[found.verdict]  # fmt: skip
     parts = [
-        f"{name} {number(estimate.value)} ms more ({number(estimate.low)} to {number(estimate.high)})"
+        f"{name} {estimate.value:+,.0f} ms ({estimate.low:+,.0f} to {estimate.high:+,.0f})"
         for name, estimate in (("longest wait between chunks p99", found.longest_gap_p99_ms), ("TTFT p99", found.ttft_p99_ms))
         if estimate
     ]
-    details = f"; beside them {', '.join(parts)} than halfway between" if parts else ""
+    details = f"; within {found.half_width_s:.1f} s of a swap, against times without one: {', '.join(parts)}" if parts else ""
     num_failed = sum(swap.num_failed for swap in found.swaps)
-    return f"{swaps}: {verdict}{details}; {num_failed} requests failed within {found.half_width_s:g} s of one."
+    return f"{count} swap{'s' if count != 1 else ''}: {verdict}{details}; {num_failed} requests failed beside a swap."
 
 
 def regression(comparisons: Sequence[Comparison]) -> list[str]:

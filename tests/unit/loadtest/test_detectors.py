@@ -10,7 +10,7 @@ from written_run import STEADY, request, sample, write_run
 from loadtest.detectors.domain_shift import Recovery, recoveries, shifts
 from loadtest.detectors.losslessness import Answer, agree, greedy, losslessness
 from loadtest.detectors.regression import independent, regression, verdict, worse
-from loadtest.detectors.swap_blip import HALF_WIDTH_S, swap_blip
+from loadtest.detectors.swap_blip import MARGIN_S, swap_blip
 from loadtest.measures.headline import MEASURES
 from loadtest.measures.timeline import Window, read_timeline
 from loadtest.records import RequestRecord, Swap
@@ -90,7 +90,7 @@ def test_only_committed_swaps_within_the_span_count() -> None:
 
 
 def test_controls_beside_another_swap_are_left_out() -> None:
-    found = swap_blip(streams([], stall_s=0.0), [swap(50.0), swap(50.0 + 3 * HALF_WIDTH_S)], SPAN)
+    found = swap_blip(streams([], stall_s=0.0), [swap(50.0), swap(50.0 + 3 * MARGIN_S)], SPAN)
     assert found is not None
     assert (found.num_controls, found.num_without_control) == (2, 1)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_run import STEADY, request, sample, write_run
+from msgspec.structs import replace
+from written_run import ENDED, STEADY, request, sample, write_run
 
 from loadtest.measures import bootstrap, definitions
 from loadtest.measures.arrivals import Arrivals, within
@@ -165,7 +166,7 @@ def test_windows_hold_what_counters_grew_by() -> None:
         [
             sample(0.0, steps=100, accepted=[50]),
             sample(1.0, steps=110, accepted=[56, 2], completion_tokens=30.0, cpu_s={"engine": 5.0}),
-            sample(2.5, steps=120, accepted=[60, 3], completion_tokens=50.0, cpu_s={"engine": 6.5}),
+            sample(3.5, steps=120, accepted=[60, 3], completion_tokens=50.0, cpu_s={"engine": 6.5}),
         ],
         2.0,
     )
@@ -179,7 +180,7 @@ def test_windows_hold_what_counters_grew_by() -> None:
 
 def test_a_counter_that_starts_anew_counts_from_zero() -> None:
     timeline = read_timeline([sample(0.0, steps=100, accepted=[50]), sample(1.0, steps=4, accepted=[3])], 1.0)
-    assert timeline.windows[1].of_domain(None) == Verified(4.0, [3.0])
+    assert timeline.windows[0].of_domain(None) == Verified(4.0, [3.0])
 
 
 def test_window_lengths_are_round_and_few() -> None:
@@ -288,15 +289,15 @@ def test_worst_window_is_where_fewest_kept_the_objectives(tmp_path: Path) -> Non
 
 def test_a_sender_that_lags_makes_the_run_invalid(tmp_path: Path) -> None:
     requests = [request(index, at_s=float(index), sent_at_s=index + 0.05) for index in range(50)]
-    found = analyse(write_run(tmp_path, requests))
+    found = analyse(write_run(tmp_path, requests, record=None))
     assert found.dispatch_lag_p99_ms == pytest.approx(50.0)
-    assert len(found.why_invalid) == 1
-    assert "50.0 ms" in found.why_invalid[0]
+    assert len(found.why_invalid) == 2
+    assert "killed" in found.why_invalid[0]
+    assert "50.0 ms" in found.why_invalid[1]
 
 
 def test_a_closed_loop_has_no_schedule_to_lag_behind(tmp_path: Path) -> None:
-    closed = STEADY.replace('{ kind = "poisson", rate_per_s = 1.0 }', '{ kind = "closed", concurrency = 2 }')
-    assert analyse(write_run(tmp_path, [request(0, at_s=0.0)], scenario=closed)).dispatch_lag_p99_ms is None
+    assert analyse(write_run(tmp_path, [request(0, at_s=0.0, is_open_loop=False)])).dispatch_lag_p99_ms is None
 
 
 def test_a_half_written_last_line_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -325,8 +326,8 @@ def test_a_run_without_an_answer_says_so(tmp_path: Path, requests: list) -> None
 
 
 def test_what_the_run_says_against_itself_is_kept(tmp_path: Path) -> None:
-    facts = {"why_invalid": ["stopped by its user"]}
-    assert analyse(write_run(tmp_path, [request(0, at_s=0.0)], facts=facts)).why_invalid == ["stopped by its user"]
+    record = replace(ENDED, is_valid=False, invalid_reasons=["stopped by its user"])
+    assert analyse(write_run(tmp_path, [request(0, at_s=0.0)], record=record)).why_invalid == ["stopped by its user"]
 
 
 def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:

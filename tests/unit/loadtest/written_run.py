@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadtest.records import RequestRecord, SystemSample
+from loadtest.records import RequestRecord, RunRecord, SystemSample
 
 STEADY = """
 name = "steady"
@@ -22,6 +21,11 @@ duration_s = 100.0
 arrivals = { kind = "poisson", rate_per_s = 1.0 }
 traffic = { sharegpt = 1.0 }
 """
+
+ENDED = RunRecord(
+    name="steady", url="http://127.0.0.1:1", model="tiny", seed=0, started_at_s=1.7e9, commit="abc1234", machine={"cores": 2},
+    versions={"paceline": "0"}, duration_s=100.0, is_valid=True,
+)  # fmt: skip
 
 
 def request(index: int, *, at_s: float, ttft_s: float = 0.5, gaps_s: Sequence[float] = (0.1, 0.1), per_chunk: int = 1,
@@ -50,14 +54,14 @@ def request(index: int, *, at_s: float, ttft_s: float = 0.5, gaps_s: Sequence[fl
     return RequestRecord(**{**fields, **other})
 
 
-def sample(at_s: float, *, steps: float = 0.0, accepted: Sequence[float] = (), domain: str = "sharegpt", version: str = "1",
+def sample(at_s: float, *, steps: Any = 0.0, accepted: Any = (), domain: str = "sharegpt", version: str = "1",
            **other: Any) -> SystemSample:  # fmt: skip
-    """A reading with one domain and one version."""
+    """A reading with one domain and one version; or with whole tables of `steps` and `accepted`."""
     fields: dict[str, Any] = {
         "at_s": at_s,
         "active_version": int(version),
-        "steps": {domain: {version: steps}},
-        "accepted": {domain: {version: list(accepted)}},
+        "steps": steps if isinstance(steps, dict) else {domain: {version: steps}},
+        "accepted": accepted if isinstance(accepted, dict) else {domain: {version: list(accepted)}},
         "kv_paths": {},
         "prompt_tokens": 0.0,
         "completion_tokens": 0.0,
@@ -73,12 +77,13 @@ def write_run(
     samples: Iterable[SystemSample] = (),
     *,
     scenario: str = STEADY,
-    facts: dict[str, Any] | None = None,
+    record: RunRecord | None = ENDED,
 ) -> Path:
     """Write the four files; returns the directory."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "scenario.toml").write_text(scenario)
-    (path / "run.json").write_text(json.dumps(facts if facts is not None else {"model": "tiny"}))
+    if record is not None:
+        (path / "run.json").write_bytes(msgspec.json.encode(record))
     for name, rows in (("requests.jsonl", requests), ("timeline.jsonl", samples)):
         with (path / name).open("wb") as file:
             file.writelines(msgspec.json.encode(row) + b"\n" for row in rows)

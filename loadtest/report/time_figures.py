@@ -1,0 +1,161 @@
+"""Figures of the run over time, everything on one clock: AL, throughput, TTFT; and what the engines held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from loadtest.detectors.domain_shift import RECOVERED_SHARE, Recovery
+from loadtest.detectors.swap_blip import COMMITTED
+from loadtest.measures.series import Line
+from loadtest.report.analysis import Analysis
+from loadtest.report.theme import DASHES, Palette, dress, legend, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAX_LABELLED_SWAPS = 25
+_MAX_LINES = 6
+
+
+def over_time(analysis: Analysis, palette: Palette) -> Figure:
+    """AL, throughput and TTFT over time, with swaps, actions and changes of traffic marked through all of them."""
+    found = analysis.series
+    has_al = any(value is not None for value in found.acceptance_length)
+    figure = new_figure(9.6, 7.0 if has_al else 4.8)
+    panels = list(figure.subplots(3 if has_al else 2, 1, sharex=True, height_ratios=[1.25, 1, 1] if has_al else [1, 1]))
+    middles = [start_s + found.window_s / 2 for start_s in found.start_s]
+    if has_al:
+        _acceptance_length(panels[0], analysis, middles, palette)
+    flow, wait = panels[-2:]
+    _line(flow, middles, found.tokens_per_s, palette, 0)
+    flow.set_ylim(bottom=0)
+    dress(flow, palette, "Output throughput", y="tokens/s")
+    _line(wait, middles, found.ttft_p50_ms, palette, 0, "p50")
+    _line(wait, middles, found.ttft_p99_ms, palette, 1, "p99")
+    wait.set_ylim(bottom=0)
+    dress(wait, palette, "TTFT, by intended send time", x=f"seconds since the start (windows of {found.window_s:g} s)", y="ms")
+    legend(wait, palette)
+    for number, axes in enumerate(panels):
+        mark(axes, analysis, palette, with_labels=number == 0)
+    wait.set_xlim(0, max(analysis.span.end_s, found.start_s[-1] + found.window_s))
+    return figure
+
+
+def _acceptance_length(axes: Axes, analysis: Analysis, middles: Sequence[float], palette: Palette) -> None:
+    found = analysis.series
+    by_domain = found.acceptance_length_by_domain
+    if len(by_domain) > 1:
+        axes.plot(middles, _gaps(found.acceptance_length), color=palette.muted, alpha=0.35, linewidth=5, label="all traffic")
+        _lines(axes, middles, by_domain, palette)
+    else:
+        _line(axes, middles, found.acceptance_length, palette, 0)
+    for recovery in analysis.recoveries:
+        _recovery(axes, recovery, palette)
+    low, high = axes.get_ylim()
+    low = min(1.0, low)
+    axes.set_ylim(low, high + 0.2 * (high - low))  # room for the names of the traffic
+    dress(axes, palette, "Acceptance length (AL)", y="tokens per verify step")
+    legend(axes, palette, columns=_MAX_LINES + 1)
+
+
+def _recovery(axes: Axes, recovery: Recovery, palette: Palette) -> None:
+    """From the shift to where 95 % of the new plateau is reached."""
+    if not recovery.recovered_after_s or recovery.plateau is None:
+        return
+    level, at_s = RECOVERED_SHARE * recovery.plateau, recovery.shift.at_s
+    axes.plot([at_s, at_s + recovery.recovered_after_s], [level, level], color=palette.ink, linewidth=1.3, zorder=4)
+    axes.plot(at_s + recovery.recovered_after_s, level, "o", color=palette.ink, markersize=5, zorder=4)
+    axes.annotate(
+        f"95 % after {recovery.recovered_after_s:g} s", (at_s + recovery.recovered_after_s, level), xytext=(5, -13),
+        textcoords="offset points", color=palette.ink, fontsize=8, zorder=4,
+    )  # fmt: skip
+
+
+def mark(axes: Axes, analysis: Analysis, palette: Palette, *, with_labels: bool) -> None:
+    """What was done to the system, and how the traffic changed."""
+    start_s, end_s = analysis.span.start_s, analysis.span.end_s
+    right_s = analysis.series.start_s[-1] + analysis.series.window_s
+    for cut_start_s, cut_end_s in ((0.0, start_s), (end_s, right_s)):
+        if cut_end_s - cut_start_s > analysis.series.window_s / 2:
+            axes.axvspan(cut_start_s, cut_end_s, facecolor=palette.grid, alpha=0.45, linewidth=0, zorder=0)
+    committed = [swap for swap in analysis.timeline.swaps if swap.outcome == COMMITTED]
+    for number, swap in enumerate(committed):
+        at_s = swap.at_s + swap.duration_s
+        axes.axvline(at_s, color=palette.series[3], linewidth=1.0, linestyle=(0, (2, 2)), zorder=2)
+        if with_labels and len(committed) <= _MAX_LABELLED_SWAPS:
+            text = f"swap to {swap.version}" if number == 0 else str(swap.version)
+            _note(axes, at_s, 0.03, text, palette.series[3])
+    shifts = [recovery.shift for recovery in analysis.recoveries]
+    if shifts and with_labels:
+        _note(axes, 0.0, 0.91, shifts[0].before, palette.ink)
+    for shift in shifts:
+        axes.axvline(shift.at_s, color=palette.ink, linewidth=1.6, zorder=2)
+        if shift.ends_at_s > shift.at_s:
+            axes.axvspan(shift.at_s, shift.ends_at_s, facecolor=palette.series[4], alpha=0.15, linewidth=0, zorder=0)
+        if with_labels:
+            _note(axes, shift.at_s, 0.91, shift.after, palette.ink)
+    for action in analysis.run.record.actions if analysis.run.record else ():
+        if action.do not in ("swap", "rollback"):
+            axes.axvline(action.at_s, color=palette.series[1], linewidth=1.2, linestyle=(0, (6, 2)), zorder=2)
+            if with_labels:
+                _note(axes, action.at_s, 0.8, f"{action.do} {action.process}".strip(), palette.series[1])
+
+
+def _note(axes: Axes, at_s: float, height: float, text: str, colour: str) -> None:
+    """Beside a marker; `height` is a share of the axes."""
+    axes.annotate(
+        text, (at_s, height), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points", color=colour,
+        fontsize=8, va="bottom",
+    )  # fmt: skip
+
+
+def engines(analysis: Analysis, palette: Palette) -> Figure | None:
+    """KV use and requests of each engine; None where nothing was seen of them."""
+    found = analysis.series
+    if not any(value is not None for line in found.kv_usage.values() for value in line):
+        return None
+    figure = new_figure(9.6, 4.6)
+    usage, requests = figure.subplots(2, 1, sharex=True)
+    middles = [start_s + found.window_s / 2 for start_s in found.start_s]
+    _lines(usage, middles, {name: _percent(line) for name, line in found.kv_usage.items()}, palette)
+    usage.set_ylim(0, max(100.0 * _largest(found.kv_usage) * 1.25, 5.0))
+    dress(usage, palette, "KV blocks in use", y="%")
+    legend(usage, palette)
+    _lines(requests, middles, found.num_running, palette)
+    for number, (name, line) in enumerate(list(found.num_waiting.items())[:_MAX_LINES]):
+        if any(line):
+            _line(requests, middles, line, palette, number, f"{name}, waiting", linestyle=(0, (1, 1)))
+    requests.set_ylim(bottom=0)
+    dress(requests, palette, "Requests running", x="seconds since the start", y="requests")
+    legend(requests, palette)
+    for axes in (usage, requests):
+        mark(axes, analysis, palette, with_labels=axes is usage)
+    requests.set_xlim(0, found.start_s[-1] + found.window_s)
+    return figure
+
+
+def _lines(axes: Axes, x: Sequence[float], lines: Mapping[str, Line], palette: Palette) -> None:
+    for number, (name, line) in enumerate(list(lines.items())[:_MAX_LINES]):
+        _line(axes, x, line, palette, number, name)
+
+
+def _line(
+    axes: Axes, x: Sequence[float], y: Line, palette: Palette, number: int, label: str | None = None, **style: object
+) -> None:
+    colour, dashes = palette.series[number % len(palette.series)], DASHES[number % len(DASHES)]
+    axes.plot(x, _gaps(y), label=label, **{"color": colour, "linestyle": dashes, "linewidth": 1.6, **style})  # type: ignore[arg-type]
+
+
+def _gaps(line: Line) -> list[float]:
+    """Nothing is drawn where nothing was measured."""
+    return [float("nan") if value is None else value for value in line]
+
+
+def _percent(line: Line) -> Line:
+    return [None if value is None else 100.0 * value for value in line]
+
+
+def _largest(lines: Mapping[str, Line]) -> float:
+    return max((value for line in lines.values() for value in line if value is not None), default=0.0)
