@@ -25,6 +25,9 @@ _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _INTERNAL_XARGS = (*_INTERNAL_FIELDS, "kv_cache_report_mode")
 """vLLM takes these out of the extra arguments as if they were fields of its own; a wrong type there ends the engine."""
 
+_GUIDED = "structured_outputs"
+"""vLLM takes any value of it for an object, and fails instead of refusing."""
+
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
 _count_decoder = msgspec.json.Decoder(int | None)
@@ -38,7 +41,10 @@ class ClientDisconnected(Exception):
 
 
 async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body; raises ApiError 413 or 408, or ClientDisconnected."""
+    """The whole body; raises ApiError 413, 415 or 408, or ClientDisconnected."""
+    encoding = next((value for key, value in headers if key == b"content-encoding"), b"identity")
+    if encoding.strip().lower() not in (b"", b"identity"):
+        raise ApiError(415, "the body must come as it is, without Content-Encoding", code="unsupported_encoding")
     announced = next((value for key, value in headers if key == b"content-length"), b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -67,6 +73,8 @@ def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> dict[s
     for name in _INTERNAL_FIELDS:
         if bytes(fields.get(name, b"null")) != b"null":
             raise ApiError(400, f"{name} is internal to the server; leave it out", code="internal_field", param=name)
+    if bytes(fields.get(_GUIDED, b"null"))[:1] not in (b"n", b"{"):
+        raise ApiError(400, f"{_GUIDED} must be an object", code="bad_structured_outputs", param=_GUIDED)
     _check_choices(fields, max_choices)
     xargs = _client_xargs(fields)
     encode = msgspec.json.encode

@@ -6,15 +6,15 @@ Plain ASGI rather than a framework handler, because the client's disconnect must
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from server.admission import Admission
 from server.body import ClientDisconnected, Receive, prepare_body, read_body
-from server.errors import ApiError, internal_error
+from server.errors import ApiError, error_event, internal_error, stopping
 from server.identity import read_identity, read_request_id
 from server.relay.exchange import Exchange, Send
-from server.relay.proxy import Proxy, StreamBroken, until_disconnected
+from server.relay.proxy import Proxy, StreamBroken, first_to_end
 from server.traffic import DISCONNECTED, REFUSED, SERVED, Timer, Traffic
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,12 @@ CLIENT_CLOSED_REQUEST = 499
 class ModelRoute:
     """One route that is answered by an engine."""
 
-    def __init__(self, path: str, proxy: Proxy, admission: Admission, traffic: Traffic) -> None:
+    def __init__(
+        self, path: str, proxy: Proxy, admission: Admission, traffic: Traffic, last_call: Callable[[], Awaitable[object]]
+    ) -> None:
+        """`last_call` returns when the server is about to close what is not answered by then."""
         self.path = path
+        self._last_call = last_call
         self._proxy = proxy
         self._admission = admission
         self._traffic = traffic
@@ -40,14 +44,20 @@ class ModelRoute:
                 await self._read(exchange, headers, receive)
             with self._admission.slot():
                 work = self._proxy.relay(exchange, send, on_first_byte=lambda: self._traffic.first_byte(timer))
-                if not await until_disconnected(work, _disconnected(receive)):
+                ended = await first_to_end(work, _disconnected(receive), self._last_call())
+                if ended == 1:
                     raise ClientDisconnected
+                if ended == 2:
+                    raise stopping()
             timer.status = exchange.status
             timer.outcome = SERVED if exchange.status < 400 else REFUSED if exchange.status < 500 else timer.outcome
         except ApiError as error:
             timer.status = error.status
             timer.outcome = REFUSED if error.status < 500 else timer.outcome
-            await send_error(send, error, exchange.request_id)
+            if exchange.status:
+                await send({"type": "http.response.body", "body": error_event(str(error), code=error.code)})
+            else:
+                await send_error(send, error, exchange.request_id)
         except StreamBroken as error:
             timer.status = exchange.status
             logger.error("request %s was cut short: %s", exchange.request_id, error)

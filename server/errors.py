@@ -12,6 +12,16 @@ import msgspec
 from server.state.store import StateHeld, StateNotFound, StateUnsupported
 from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError, WireError
 
+_MAX_QUOTED_BYTES = 500
+
+
+class _Message(msgspec.Struct):
+    message: str
+
+
+class _AnError(msgspec.Struct):
+    error: _Message
+
 
 class ApiError(PacelineError):
     """An answer that is an error, ready to be sent."""
@@ -106,9 +116,25 @@ def error_body(status: int, message: str, *, code: str, param: str | None = None
     return msgspec.json.encode({"error": error})
 
 
+def in_openai_shape(status: int, body: bytes) -> bytes:
+    """An engine's error as clients know errors: as it is where it is one, else its words in our shape."""
+    try:
+        if msgspec.json.decode(body, type=_AnError).error.message:
+            return body
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    words = body[:_MAX_QUOTED_BYTES].decode(errors="replace").strip() or HTTPStatus(status).phrase
+    return error_body(status, f"the engine answered: {words}", code="engine_error")
+
+
 def error_event(message: str, *, code: str) -> bytes:
     """One SSE event that ends a stream which cannot go on."""
     return b"data: " + error_body(502, message, code=code) + b"\n\n"
+
+
+def stopping() -> ApiError:
+    """For what a server that ends cannot finish."""
+    return ApiError(503, "the server is stopping; retry", code="server_stopping", retry_after_s=5)
 
 
 def internal_error() -> ApiError:

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 MAX_THREAD_TURN_S = 0.0005
 """How long another thread may hold the interpreter while the event loop waits for it; Python's default is ten times that."""
+LAST_CALL_SHARE = 0.8
+"""Of the grace time: what runs then is told that the server stops, before its connection is cut."""
 WINDOW_PER_VERDICT = 10
 """The recent window of AL holds that many times the verify steps of a canary's verdict."""
 
@@ -71,6 +73,7 @@ class Gateway:
         settings = config.gateway
         self.config = config
         self.metrics = Metrics()
+        self._last_call = asyncio.Event()
         self.session = new_session(engine_token, idle_timeout_s=settings.engine_idle_timeout_s)
         self.context = zmq.asyncio.Context()
         self.fleet = Fleet([Engine(EngineClient(end, self.session), end.events_endpoint, end.kind) for end in config.engines])
@@ -148,6 +151,7 @@ class Gateway:
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait([*servers, stopping], return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            asyncio.get_running_loop().call_later(self._grace_s * LAST_CALL_SHARE, self._last_call.set)
             public.should_exit = admin.should_exit = True
             await asyncio.gather(*servers)
 
@@ -173,7 +177,12 @@ class Gateway:
             await self.swap.check_canary()
 
     def _route(self, path: str) -> ModelRoute:
-        return ModelRoute(path, self.proxy, self.admission, self.traffic)
+        return ModelRoute(path, self.proxy, self.admission, self.traffic, self._last_call.wait)
+
+    @property
+    def _grace_s(self) -> int:
+        """As the web server takes it."""
+        return max(round(self.config.gateway.shutdown_grace_s), 1)
 
     def _max_model_len(self) -> int:
         """Of all engines, 0 while none is known."""
@@ -212,7 +221,7 @@ class Gateway:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                timeout_graceful_shutdown=max(round(self.config.gateway.shutdown_grace_s), 1),
+                timeout_graceful_shutdown=self._grace_s,
             )
         )
 

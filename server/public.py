@@ -16,7 +16,7 @@ from server.fleet import Fleet
 MODEL_ROUTES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("/v1/chat/completions", ("POST",)),
     ("/v1/completions", ("POST",)),
-    ("/v1/models", ("GET", "HEAD")),
+    ("/v1/models", ("GET",)),
 )
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -45,12 +45,12 @@ def _framework_app(fleet: Fleet, metrics_text: Callable[[], Awaitable[bytes]]) -
     app = FastAPI(title="Paceline", openapi_url=None)
     install_error_shapes(app)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         """The gateway's process lives."""
         return json_response({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> Response:
         """At least one engine is up with our parts verified."""
         reason = fleet.why_not_ready()

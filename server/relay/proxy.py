@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from server.admission import RETRY_AFTER_S
-from server.errors import ApiError, error_event
+from server.errors import ApiError, error_event, in_openai_shape
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, engine_died, tells_of_death
@@ -116,7 +116,10 @@ class Proxy:
             raise ApiError(502, "another engine did not go on with the answer", code="engine_failed")
         if answer.head.status < 500:
             answer.head.engine.breaker.succeed(answer.visit)
-        await client.answer(answer.head.status, answer.head.headers(exchange.request_id), body)
+        head = answer.head
+        if head.status >= 400:
+            head, body = replace(head, content_type="application/json"), in_openai_shape(head.status, body)
+        await client.answer(head.status, head.headers(exchange.request_id), body)
         self._legs.judge(answer, read_cached_tokens(body))
 
     async def _turn(self, exchange: Exchange, loss: _Loss, head: Head, trip: Trip, stream: Stream, client: Client) -> bool:
@@ -273,17 +276,15 @@ def _too_slow() -> ApiError:
     return ApiError(504, "the engine took too long; ask for less at once, or for a stream", code="engine_timeout")
 
 
-async def until_disconnected(work: Awaitable[None], disconnected: Awaitable[None]) -> bool:
-    """Run `work`, but no longer than the client stays; False when the client left first."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(disconnected)
+async def first_to_end(work: Awaitable[None], *ends: Awaitable[object]) -> int:
+    """Run `work` until it or one of `ends` is done, and cancel the rest; returns which one it was, 0 for `work`."""
+    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in (work, *ends)]
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            return False
-        await working
-        return True
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        first = next(index for index, task in enumerate(tasks) if task in done)
+        await tasks[first]
+        return first
     finally:
-        for task in (working, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

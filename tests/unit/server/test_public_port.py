@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -281,8 +283,12 @@ def test_engine_death_mid_stream_ends_with_one_error_event(tmp_path: Path) -> No
                 sent = await _broken_stream(rig)
                 whole = [chunk.removesuffix(b"\n\n") for chunk in chunks[:2] if chunk.endswith(b"\n\n")]
                 assert sent == whole[: len(sent)]
-                status = (await rig.status())["traffic"]
-                assert (status["num_failed"], status["num_in_flight"]) == (num_failed, 0)
+
+                async def is_counted(number: int = num_failed) -> bool:
+                    status = (await rig.status())["traffic"]
+                    return (status["num_failed"], status["num_in_flight"]) == (number, 0)
+
+                await eventually(is_counted)
 
     run(scenario())
 
@@ -447,5 +453,82 @@ def test_fault_of_the_gateway_ends_one_request_in_openais_shape(tmp_path: Path, 
             assert (await rig.complete()).status == 200
             assert (await rig.status())["traffic"]["num_failed"] == 1
             assert rig.gateway.admission.num_in_flight == 0
+
+    run(scenario())
+
+
+def test_a_stream_that_outlasts_a_shutdown_ends_with_an_error_and_not_in_the_middle(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.engine.chunk_gate = asyncio.Event()
+            async with rig.session.post(f"{rig.public_url}/v1/completions", json={"prompt": "p", "stream": True}) as response:
+                assert await response.content.readline()
+                rig.stop.set()
+                rest = await response.content.read()
+            *_, last = [line for line in rest.splitlines() if line]
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert error["code"] == "server_stopping"
+            assert set(error) == {"message", "type", "param", "code"}
+
+    run(scenario())
+
+
+def test_a_whole_answer_that_outlasts_a_shutdown_is_an_error_to_retry(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.engine.first_gate = asyncio.Event()
+            asked = asyncio.create_task(rig.complete())
+            await eventually(lambda: bool(rig.gateway.admission.num_in_flight))
+            rig.stop.set()
+            reply = await asked
+            assert (reply.status, reply.code) == (503, "server_stopping")
+            assert "Retry-After" in reply.headers
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "body", [{"detail": "There was an error parsing the body"}, {"error": "text"}, {"error": {"message": ""}}]
+)
+def test_an_engines_error_of_another_shape_is_put_into_openais(tmp_path: Path, body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.engine.answer = (400, body)
+            reply = await rig.complete()
+            assert (reply.status, reply.code) == (400, "engine_error")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("value", [1.5, "text", [1], True])
+def test_structured_outputs_that_are_no_object_reach_no_engine(tmp_path: Path, value: Any) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            reply = await rig.complete(structured_outputs=value)
+            assert (reply.status, reply.code) == (400, "bad_structured_outputs")
+            assert not rig.engine.bodies
+            for good in (None, {"choice": ["a"]}):
+                assert (await rig.complete(structured_outputs=good)).status == 200
+
+    run(scenario())
+
+
+def test_a_body_in_another_encoding_is_refused_and_not_misread(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            body = gzip.compress(b'{"prompt": "p"}')
+            for encoding, status in (("gzip", 415), ("identity", 400)):
+                headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+                reply = await rig.request("POST", "/v1/completions", data=body, headers=headers)
+                assert reply.status == status
+
+    run(scenario())
+
+
+def test_balancers_may_ask_by_head(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            assert [(await rig.request("HEAD", path)).status for path in ("/health", "/ready")] == [200, 200]
+            assert (await rig.request("HEAD", "/v1/models")).status == 405
 
     run(scenario())
