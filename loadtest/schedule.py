@@ -65,6 +65,8 @@ class LanePlan:
             if not isinstance(phase.arrivals, Closed)
         ]
         self._uniforms = generator(seed, lane.name, "closed")
+        self._closed_mixes: dict[float, Mix] = {}
+        """By the start of their phase."""
         self._num_planned = len(self)
 
     def __len__(self) -> int:
@@ -99,9 +101,9 @@ class LanePlan:
 
     def next_closed(self, phase: Phase, start_s: float, at_s: float) -> Planned:
         """The next request of a closed loop, sent at `at_s`."""
-        mix = Mix(phase)
-        progress = np.array([(at_s - start_s) / phase.duration_s])
-        source = mix.names[int(mix.choose(progress, self._uniforms.random(1))[0])]
+        if start_s not in self._closed_mixes:
+            self._closed_mixes[start_s] = Mix(phase)
+        source = self._closed_mixes[start_s].choose_one((at_s - start_s) / phase.duration_s, self._uniforms.random())
         number = int(self._deck(source, phase.split).take(1)[0])
         self._num_planned += 1
         return Planned(index=self._num_planned - 1, phase=phase, at_s=at_s, source=source, number=number)

@@ -64,6 +64,14 @@ def test_a_mix_shifts_linearly_to_sources_that_were_not_there() -> None:
     assert shares == pytest.approx([0.0, 0.25, 1.0], abs=0.03)
 
 
+def test_one_choice_at_a_time_is_the_same_choice() -> None:
+    mix = Mix(phase({"a": 2, "b": 1}, {"b": 5, "c": 1}))
+    progress, uniforms = generator(1).random(500), generator(2).random(500)
+    together = [mix.names[index] for index in mix.choose(progress, uniforms)]
+    assert [mix.choose_one(*pair) for pair in zip(progress.tolist(), uniforms.tolist(), strict=True)] == together
+    assert set(together) == {"a", "b", "c"}
+
+
 def test_a_deck_gives_every_prompt_before_any_twice_and_then_in_another_order() -> None:
     deck = Deck(50, generator(0))
     first = [*deck.take(20).tolist(), *deck.take(30).tolist()]
