@@ -42,7 +42,7 @@ class Usage:
 
 
 @dataclass
-class Tested:
+class Trial:
     """One run of the load tester."""
 
     run: RunRecord
@@ -59,21 +59,21 @@ class Tested:
 async def requests_per_s(_bench: Bench) -> dict[str, Measured]:
     """Short answers, one after the other at a fixed concurrency, as many as the client can take."""
     scenario = _scenario({"kind": "closed", "concurrency": 64}, duration_s=70.0, warm_up_s=5.0, max_tokens=4)
-    async with _tested(scenario, between_tokens_s=0.0) as tested:
-        per_s = sum(scenario.cut.warm_up_s <= one.ended_at_s < scenario.duration_s for one in tested.requests()) / (
+    async with _tried(scenario, between_tokens_s=0.0) as trial:
+        per_s = sum(scenario.cut.warm_up_s <= one.ended_at_s < scenario.duration_s for one in trial.requests()) / (
             scenario.duration_s - scenario.cut.warm_up_s
         )
-        detail = _detail(tested)
+        detail = _detail(trial)
         progress(f"{per_s:.0f} requests/s")
-        return {"requests_per_s": Measured(per_s, detail), "memory_growth_mib": growth(tested, detail)}
+        return {"requests_per_s": Measured(per_s, detail), "memory_growth_mib": growth(trial, detail)}
 
 
-def growth(tested: Tested, detail: dict[str, Any]) -> Measured:
+def growth(trial: Trial, detail: dict[str, Any]) -> Measured:
     """Highest memory in the last tenth of the run less the highest before a fifth of it had gone by."""
-    count = sum(tested.run.num_requests.values())
+    count = sum(trial.run.num_requests.values())
     if count < NUM_REQUESTS:
         return Measured(None, {"reason": f"{count} requests were sent, {NUM_REQUESTS} are wanted", **detail})
-    rss_mib = tested.usage.rss_mib
+    rss_mib = trial.usage.rss_mib
     early, late = max(rss_mib[: len(rss_mib) // 5]), max(rss_mib[-(len(rss_mib) // 10) :])
     return Measured(late - early, {"early_mib": round(early, 1), "late_mib": round(late, 1), **detail})
 
@@ -81,21 +81,21 @@ def growth(tested: Tested, detail: dict[str, Any]) -> Measured:
 async def chunks_per_s(_bench: Bench) -> dict[str, Measured]:
     """Long answers whose chunks come one by one."""
     scenario = _scenario({"kind": "closed", "concurrency": 700}, duration_s=30.0, warm_up_s=6.0, max_tokens=200)
-    async with _tested(scenario, between_tokens_s=0.02) as tested:
+    async with _tried(scenario, between_tokens_s=0.02) as trial:
         start_s, end_s = scenario.cut.warm_up_s, scenario.duration_s
-        count = sum(start_s <= time_s < end_s for one in tested.requests() for time_s in one.chunk_times_s)
+        count = sum(start_s <= time_s < end_s for one in trial.requests() for time_s in one.chunk_times_s)
         per_s = count / (end_s - start_s)
         progress(f"{per_s:.0f} chunks/s")
-        return {"chunks_per_s": Measured(per_s, _detail(tested))}
+        return {"chunks_per_s": Measured(per_s, _detail(trial))}
 
 
 async def dispatch_lag(_bench: Bench) -> dict[str, Measured]:
     """500 requests a second by an open schedule."""
     scenario = _scenario({"kind": "poisson", "rate_per_s": 500}, duration_s=35.0, warm_up_s=3.0, max_tokens=8)
-    async with _tested(scenario, between_tokens_s=0.01) as tested:
-        lag = tested.run.dispatch_lag_ms
+    async with _tried(scenario, between_tokens_s=0.01) as trial:
+        lag = trial.run.dispatch_lag_ms
         progress(f"dispatch lag {lag}")
-        return {"dispatch_lag_p99_ms": Measured(lag["p99"], {"lag_ms": lag, **_detail(tested)})}
+        return {"dispatch_lag_p99_ms": Measured(lag["p99"], {"lag_ms": lag, **_detail(trial)})}
 
 
 def _scenario(arrivals: dict[str, Any], *, duration_s: float, warm_up_s: float, max_tokens: int) -> Scenario:
@@ -106,7 +106,7 @@ def _scenario(arrivals: dict[str, Any], *, duration_s: float, warm_up_s: float, 
 
 
 @asynccontextmanager
-async def _tested(scenario: Scenario, *, between_tokens_s: float) -> AsyncIterator[Tested]:
+async def _tried(scenario: Scenario, *, between_tokens_s: float) -> AsyncIterator[Trial]:
     """Run a scenario against canned answers; yields what came out, whose files are there while the block runs.
 
     Raises SystemUnderTestError where a request failed, because the speed of failing is no speed.
@@ -160,23 +160,23 @@ async def _watch(process: subprocess.Popen[bytes], requests: Path, usage: Usage)
             usage.cpu_s, usage.waited_s = times.user + times.system, waited_ns / 1e9
 
 
-def _read(process: subprocess.Popen[bytes], out_dir: Path, usage: Usage) -> Tested:
+def _read(process: subprocess.Popen[bytes], out_dir: Path, usage: Usage) -> Trial:
     if process.returncode:
         assert process.stderr is not None
         raise SystemUnderTestError(f"bench run ended with code {process.returncode}: {process.stderr.read().decode()[-2000:]}")
     run = msgspec.json.decode((out_dir / "run.json").read_bytes(), type=RunRecord)
     if set(run.num_requests) != {"ok"}:
         raise SystemUnderTestError(f"requests failed: {run.num_requests}")
-    return Tested(run, out_dir / "requests.jsonl", usage)
+    return Trial(run, out_dir / "requests.jsonl", usage)
 
 
-def _detail(tested: Tested) -> dict[str, Any]:
+def _detail(trial: Trial) -> dict[str, Any]:
     """What shows whether the client or its machine was the limit."""
-    duration_s = tested.run.duration_s or 0.0
+    duration_s = trial.run.duration_s or 0.0
     return {
-        "num_requests": sum(tested.run.num_requests.values()),
+        "num_requests": sum(trial.run.num_requests.values()),
         "duration_s": round(duration_s, 1),
-        "client_cpu_s": round(tested.usage.cpu_s, 1),
-        "client_waited_for_its_core_s": round(tested.usage.waited_s, 1),
-        "highest_rss_mib": round(max(tested.usage.rss_mib, default=0.0), 1),
+        "client_cpu_s": round(trial.usage.cpu_s, 1),
+        "client_waited_for_its_core_s": round(trial.usage.waited_s, 1),
+        "highest_rss_mib": round(max(trial.usage.rss_mib, default=0.0), 1),
     }
