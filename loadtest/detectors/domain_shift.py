@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from loadtest.measures.timeline import Verified, Window, pooled
 from loadtest.scenario import Lane, Scenario
+from loadtest.schedule import domain_of
 from loadtest.statistics import Interval
 
 RECOVERED_SHARE = 0.95
@@ -81,9 +82,10 @@ def _normal(traffic: dict[str, float]) -> dict[str, float]:
 
 
 def _in_words(mix: dict[str, float]) -> str:
-    if len(mix) == 1:
-        return next(iter(mix))
-    return " + ".join(f"{100 * weight:.0f} % {source}" for source, weight in mix.items())
+    names = [domain_of(source) for source in mix]
+    if len(names) == 1:
+        return names[0]
+    return " + ".join(f"{100 * weight:.0f} % {name}" for name, weight in zip(names, mix.values(), strict=True))
 
 
 def recoveries(windows: Sequence[Window], scenario: Scenario) -> list[Recovery]:
