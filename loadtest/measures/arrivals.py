@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtest.measures import bootstrap, definitions
 from loadtest.measures.bootstrap import Blocks
-from loadtest.measures.histogram import Floats, counts_by, sums_by
+from loadtest.measures.histogram import Floats, counts_by
 from loadtest.records import RequestRecord
 from loadtest.statistics import Estimate, Interval
 
@@ -82,30 +82,25 @@ class Throughput:
     max_in_flight: int
 
 
-def within(by_second: Floats, span: Interval, last_end_s: float) -> Floats:
-    """What falls into the span, second by second; of a second that it cuts, its share. The last second ends with the run."""
-    starts = np.arange(len(by_second), dtype=float)
-    lengths = np.clip(last_end_s - starts, 1e-9, 1.0)
-    end_s = span.end_s if span.end_s < last_end_s else float("inf")
-    covered = np.minimum(starts + lengths, end_s) - np.maximum(starts, span.start_s)
-    return by_second * np.clip(covered / lengths, 0.0, 1.0)
+def between(by_second: Floats, edges_s: Floats, last_end_s: float) -> Floats:
+    """What falls between each two edges; within a second, and within the run's last part of one, evenly spread."""
+    times_s = np.append(np.arange(len(by_second), dtype=float), max(last_end_s, len(by_second) - 1 + 1e-9))
+    return np.diff(np.interp(edges_s, times_s, np.append(0.0, np.cumsum(by_second))))
 
 
 def throughput(arrivals: Arrivals, span: Interval, good_at_s: Floats, blocks: Blocks) -> Throughput:
     """Rates over the span. `good_at_s`: the intended times, within the span, of the requests that count for goodput."""
-
-    def by_block(by_second: Floats) -> Floats:
-        amounts = within(by_second, span, arrivals.last_end_s)
-        return sums_by(blocks.of(np.arange(len(amounts), dtype=float) + 0.5), amounts, blocks.number)
-
-    tokens = arrivals.tokens_by_second()
-    good = counts_by(blocks.of(good_at_s), blocks.number)
+    edges_s = np.linspace(span.start_s, span.end_s, blocks.number + 1)
+    # What comes at the very end of the run belongs to it.
+    edges_s[-1] = edges_s[-1] if span.end_s < arrivals.last_end_s else arrivals.last_end_s + 1.0
+    tokens, answers = arrivals.tokens_by_second(), arrivals.answers_by_second()
+    seconds = slice(int(span.start_s), ceil(span.end_s))
     return Throughput(
-        requests_per_s=_rate(by_block(arrivals.answers_by_second()), span, blocks),
-        good_requests_per_s=_rate(good, span, blocks),
-        tokens_per_s=_rate(by_block(tokens), span, blocks),
-        max_tokens_per_s=float(within(tokens, span, arrivals.last_end_s).max(initial=0.0)),
-        max_in_flight=int(arrivals.in_flight_by_second()[int(span.start_s) : ceil(span.end_s)].max(initial=0.0)),
+        requests_per_s=_rate(between(answers, edges_s, arrivals.last_end_s), span, blocks),
+        good_requests_per_s=_rate(counts_by(blocks.of(good_at_s), blocks.number), span, blocks),
+        tokens_per_s=_rate(between(tokens, edges_s, arrivals.last_end_s), span, blocks),
+        max_tokens_per_s=float(tokens[seconds].max(initial=0.0)),
+        max_in_flight=int(arrivals.in_flight_by_second()[seconds].max(initial=0.0)),
     )
 
 

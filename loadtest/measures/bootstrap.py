@@ -101,7 +101,7 @@ def wilson(num_hits: int, number: int) -> Estimate:
     share = num_hits / number
     middle = (share + z * z / (2 * number)) / (1 + z * z / number)
     half = z / (1 + z * z / number) * (share * (1 - share) / number + z * z / (4 * number * number)) ** 0.5
-    return Estimate(share, min(share, middle - half), max(share, middle + half))
+    return Estimate(share, max(min(share, middle - half), 0.0), min(max(share, middle + half), 1.0))
 
 
 def difference(treated: Estimate, control: Estimate) -> Estimate:

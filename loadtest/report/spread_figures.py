@@ -20,6 +20,8 @@ _NUM_POINTS = 100
 _MAX_GROUPS = 6
 _LONG_TAIL = 8.0
 """Longest value over the median from which on a linear axis shows nothing but the tail."""
+_WIDE = 0.6
+"""Shortest value over the longest from which on an axis from 0 shows nothing but a step."""
 
 
 def latencies(analysis: Analysis, palette: Palette) -> Figure:
@@ -61,7 +63,7 @@ def _cumulative(axes: Axes, seconds: Floats, palette: Palette, number: int, labe
     )  # fmt: skip
     if len(seconds) and seconds.max() > _LONG_TAIL * np.median(seconds) > 0:
         axes.set_xscale("log")
-    else:
+    elif len(seconds) and seconds.min() < _WIDE * seconds.max():
         axes.set_xlim(left=0)
 
 
@@ -76,12 +78,19 @@ def domains(analysis: Analysis, palette: Palette) -> Figure | None:
         ("Tokens per chunk", "tokens", {name: found.tokens_per_chunk for name, found in groups.items()}),
         ("TPOT p50", "ms", {name: found.tpot_ms.percentiles["p50"] for name, found in groups.items()}),
         ("TTFT p50", "ms", {name: found.ttft_ms.percentiles["p50"] for name, found in groups.items()}),
+        ("E2E p50", "ms", {name: found.e2e_ms.percentiles["p50"] for name, found in groups.items()}),
     ]
+    shown = [bar for bar in bars if any(estimate.value == estimate.value for estimate in bar[2].values())][:4]
+    if not shown:
+        return None
     figure = new_figure(7.4, 1.9 + 0.75 * len(groups))
-    for axes, (title, unit, values) in zip(figure.subplots(2, 2).flat, bars, strict=True):
+    grid = figure.subplots(2, 2).flat
+    for axes, (title, unit, values) in zip(grid, shown, strict=False):
         _bars(axes, {name: values[name] for name in groups if name in values}, list(groups), palette)
         dress(axes, palette, title, x=unit)
         axes.grid(visible=False, axis="y")
+    for axes in list(figure.axes)[len(shown) :]:
+        axes.set_visible(False)
     return figure
 
 

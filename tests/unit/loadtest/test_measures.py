@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from written_run import ENDED, STEADY, request, sample, write_run
 
 from loadtest.measures import bootstrap, definitions
-from loadtest.measures.arrivals import Arrivals, within
+from loadtest.measures.arrivals import Arrivals, between, throughput
 from loadtest.measures.histogram import BlockHistogram, bin_of, middle_of
 from loadtest.measures.run_directory import RunDirectory, RunDirectoryError
 from loadtest.measures.table import RequestTable
@@ -145,9 +145,20 @@ def test_what_arrives_in_the_span_counts_whenever_it_was_asked_for() -> None:
     assert list(arrivals.tokens_by_second()) == [0.0] * 9 + [3.0, 3.0, 3.0]
     assert list(arrivals.answers_by_second()) == [0.0] * 11 + [1.0]
     assert list(arrivals.in_flight_by_second()) == [0.0] * 8 + [1.0] * 4
-    assert within(arrivals.tokens_by_second(), Interval(10.0, 10.5), 11.5).sum() == 1.5
-    assert within(arrivals.tokens_by_second(), Interval(10.0, 11.5), 11.5).sum() == 6.0, "the run ends within its last second"
-    assert within(arrivals.tokens_by_second(), Interval(0.0, 11.0), 11.0).sum() == 9.0
+    tokens = arrivals.tokens_by_second()
+    assert list(between(tokens, np.asarray([0.0, 9.5, 10.5, 11.5]), 11.5)) == [1.5, 3.0, 4.5]
+    assert list(between(tokens, np.asarray([11.0, 11.25, 11.5, 99.0]), 11.5)) == [1.5, 1.5, 0.0], "the run ends in that second"
+    assert list(between(tokens, np.asarray([10.0, 12.0]), 11.0)) == [6.0], "at its very end too"
+
+
+def test_steady_throughput_has_a_narrow_interval_whatever_the_length_of_blocks() -> None:
+    arrivals = Arrivals()
+    for index in range(100):
+        arrivals.note(request(index, at_s=index / 2, ttft_s=0.1, gaps_s=[0.1] * 3))
+    found = throughput(arrivals, Interval(0.0, 50.0), np.arange(100) / 2, bootstrap.divide(0.0, 50.0, 0.9))
+    assert found.tokens_per_s.value == pytest.approx(8.0)
+    assert found.tokens_per_s.high - found.tokens_per_s.low < 0.1
+    assert found.good_requests_per_s.value == pytest.approx(2.0)
 
 
 def test_a_table_holds_the_columns_and_the_gaps_of_the_chosen() -> None:
