@@ -18,6 +18,8 @@ from loadtest.traffic import Prompt
 ERROR_FIELDS = frozenset({"message", "type", "param", "code"})
 """Of an error in OpenAI's shape."""
 _JSON = {"Content-Type": "application/json"}
+_KEEP_ALIVE_S = 2.0
+"""Well below the 5 s after which uvicorn closes an idle connection: a request sent at that moment would be lost."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=180.0)
 
 
@@ -86,7 +88,8 @@ class StreamResult:
 
 def new_session(concurrency: int | None) -> aiohttp.ClientSession:
     """A session that neither queues nor pools less than `concurrency` connections (None: any number), and trusts no proxy."""
-    connector = aiohttp.TCPConnector(limit=0 if concurrency is None else max(concurrency * 2, 16))
+    limit = 0 if concurrency is None else max(concurrency * 2, 16)
+    connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
     return aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False)
 
 

@@ -20,7 +20,8 @@ from loadtest.processes import free_ports, running_process
 from loadtest.system import ENGINE_TOKEN_VARIABLE
 
 OPERATOR_TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
-_TOKEN = "bench-token"
+OPERATOR_TOKEN = "bench-operator"
+_ENGINE_TOKEN = "bench-engine"
 _DEADLINE_S = 60.0
 
 
@@ -95,13 +96,15 @@ def gateway_config(engines: Sequence[MockAddress]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_gateway(
-    config: Mapping[str, Any], *, engine_token: str = _TOKEN, kv_events_endpoint: str = ""
+    config: Mapping[str, Any], *, engine_token: str = _ENGINE_TOKEN, kv_events_endpoint: str = "", admin_port: int | None = None
 ) -> AsyncIterator[str]:
     """A gateway process with this configuration on free ports; yields the URL of its public port when it is ready.
 
-    An engine sends KV events to one gateway only, so the configuration's own endpoint is not used.
+    An engine sends KV events to one gateway only, so the configuration's own endpoint is not used. The admin port takes
+    `OPERATOR_TOKEN`.
     """
-    port, admin_port = free_ports(2)
+    port, free_admin_port = free_ports(2)
+    admin_port = admin_port or free_admin_port
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         own = {
             "gateway": {**config["gateway"], "port": port, "admin_port": admin_port},
@@ -109,7 +112,7 @@ async def running_gateway(
         }
         path = Path(directory) / "gateway.json"
         path.write_text(json.dumps({"state_dir": directory, **config, **own}))
-        environment = os.environ | {OPERATOR_TOKEN_VARIABLE: _TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}
+        environment = os.environ | {OPERATOR_TOKEN_VARIABLE: OPERATOR_TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}
         argv = [sys.executable, "-m", "launch.cli", "serve", "--resolved", str(path)]
         url = f"http://127.0.0.1:{port}"
         async with running_process(argv, ready_url=f"{url}/ready", environment=environment, deadline_s=_DEADLINE_S):

@@ -63,7 +63,7 @@ class LiveLine:
 
             def show() -> None:
                 progress.update(task, completed=min(self._clock.now_s(), self._scenario.duration_s))
-                live.update(Group(progress, Text(self.text(), no_wrap=True, overflow="ellipsis")), refresh=True)
+                live.update(Group(progress, Text(self.text())), refresh=True)
 
             yield show
 

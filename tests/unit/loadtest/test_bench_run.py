@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from loadtest.mock_engine import Pace
 from loadtest.processes import free_ports, running_process
 from loadtest.recital import MODEL, is_recital
 from loadtest.records import RequestRecord, RunRecord, SystemSample
-from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
+from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
 
 SCENARIO = """
 name = "both"
@@ -59,13 +60,26 @@ def written(path: Path) -> Path:
     return path
 
 
+def local_system(state_dir: Path, gateway_url: str, admin_port: int, pids: dict[str, int]) -> None:
+    """What `paceline up` leaves for others to find."""
+    (state_dir / "run").mkdir(parents=True)
+    (state_dir / "run" / "operator.token").write_text(OPERATOR_TOKEN)
+    urls = {"gateway_url": gateway_url, "admin_url": f"http://127.0.0.1:{admin_port}"}
+    processes = {name: {"pid": pid} for name, pid in pids.items()}
+    (state_dir / "run" / "system.json").write_text(json.dumps({**urls, "processes": processes}))
+
+
 def test_a_run_through_the_real_gateway_is_whole(tmp_path: Path) -> None:
     async def run() -> tuple[int, str]:
         addresses = mock_addresses(2, Pace(first_token_s=0.02, between_tokens_s=0.01))
-        async with running_mocks(addresses), running_gateway(gateway_config(addresses)) as url:
-            process = bench_run(
-                written(tmp_path / "s.toml"), "--url", url, "--out", str(tmp_path / "out"), "--set", "action=[]"
-            )
+        (admin_port,) = free_ports(1)
+        async with (
+            running_mocks(addresses) as pids,
+            running_gateway(gateway_config(addresses), admin_port=admin_port) as url,
+        ):
+            local_system(tmp_path, url, admin_port, {f"engine-{index}": pid for index, pid in enumerate(pids)})
+            words = ["--state", str(tmp_path), "--out", str(tmp_path / "out")]
+            process = bench_run(written(tmp_path / "s.toml"), *words)
             output, errors = await asyncio.to_thread(process.communicate)
             return process.returncode, output + errors
 
@@ -73,18 +87,23 @@ def test_a_run_through_the_real_gateway_is_whole(tmp_path: Path) -> None:
     assert code == 0, output
     run_record = msgspec.json.decode((tmp_path / "out" / "run.json").read_bytes(), type=RunRecord)
     assert (run_record.model, run_record.is_valid) == (MODEL, True)
-    lines = (tmp_path / "out" / "requests.jsonl").read_bytes().splitlines()
-    requests = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+    assert [(one.do, one.process, one.problem) for one in run_record.actions] == [("drain", "engine-1", None)]
+    requests = lines(tmp_path / "out" / "requests.jsonl", RequestRecord)
     assert {one.outcome for one in requests} == {"ok"}
     assert {one.lane for one in requests} == {"users", "talkers"}
     assert all(is_recital(one.text, 12) and one.request_id and one.num_completion_tokens == 12 for one in requests)
     turns = Counter(one.turn for one in requests if one.lane == "talkers")
     assert turns[0] >= turns[1] >= turns[2] > 0
-    samples = [
-        msgspec.json.decode(line, type=SystemSample) for line in (tmp_path / "out" / "timeline.jsonl").read_bytes().splitlines()
-    ]
-    assert set(samples[-1].engines) == {"engine-0", "engine-1"}
+    samples = lines(tmp_path / "out" / "timeline.jsonl", SystemSample)
+    assert {name: engine.draining for name, engine in samples[-1].engines.items()} == {"engine-0": False, "engine-1": True}
+    assert not samples[0].engines["engine-1"].draining
     assert sum(samples[-1].kv_paths.values()) >= len(requests)
+    assert samples[-1].active_version == 0
+    assert samples[-1].cpu_s["engine-0"] > samples[0].cpu_s["engine-0"] > 0
+
+
+def lines(path: Path, kind: Any) -> list[Any]:
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
 
 
 def test_actions_without_an_admin_api_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
