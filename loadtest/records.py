@@ -130,4 +130,6 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """By outcome."""
     dispatch_lag_ms: dict[str, float | None] = {}
     """`p50`, `p99` and `max`, warm-up and cool-down cut; None where nothing was due at a fixed time."""
+    busy_share: float | None = None
+    """Processor seconds of the load tester per second of the run: near 1 it was the limit, also of a closed loop."""
     actions: list[ActionRecord] = []

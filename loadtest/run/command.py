@@ -87,6 +87,8 @@ def summary(record: RunRecord, scenario: Scenario, directory: Path) -> str:
     if record.dispatch_lag_ms.get("p99") is not None:
         lag = ", ".join(f"{name} {value:.2f} ms" for name, value in record.dispatch_lag_ms.items() if value is not None)
         lines.append(f"dispatch lag: {lag} (bound on p99: {scenario.max_dispatch_lag_p99_ms:g} ms)")
+    if record.busy_share is not None:
+        lines.append(f"the load tester itself used {record.busy_share:.0%} of a core")
     failed = [action for action in record.actions if action.problem]
     lines += [f"{f'{action.do} {action.process}'.strip()} at {action.at_s:.1f} s failed: {action.problem}" for action in failed]
     lines += [f"INVALID: {reason}" for reason in record.invalid_reasons]

@@ -9,6 +9,7 @@ import platform
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -89,6 +90,7 @@ class _Run:
 
     async def measure(self, record: RunRecord) -> RunRecord:
         """Returns `record` with what came out."""
+        processor_s = time.process_time()
         with self._interruptible():
             async with asyncio.TaskGroup() as parts:
                 beside = [
@@ -99,6 +101,7 @@ class _Run:
                 for part in beside:
                     part.cancel()
         duration_s = self._clock.now_s()
+        busy_share = (time.process_time() - processor_s) / duration_s
         await self._sampler.sample()
         self._output.flush()
         return msgspec.structs.replace(
@@ -109,6 +112,7 @@ class _Run:
             was_interrupted=self._was_interrupted,
             num_requests=dict(self._tally.outcomes),
             dispatch_lag_ms=self._tally.lags.summary_ms(),
+            busy_share=round(busy_share, 3),
             actions=self._actions.done,
         )
 

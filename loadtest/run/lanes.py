@@ -54,8 +54,10 @@ class Lanes:
 
     async def _open(self, plan: LanePlan, clients: asyncio.TaskGroup) -> None:
         for planned in plan.planned():
+            # Before it is due: a long prompt takes its time to make.
+            dialogue = self._dialogue(plan.lane, planned)
             await self._until(planned.at_s)
-            clients.create_task(self._converse(plan.lane, planned, is_closed=False))
+            clients.create_task(self._converse(plan.lane, planned, dialogue, is_closed=False))
 
     async def _closed(self, plan: LanePlan, slot: int) -> None:
         """One slot, through all phases of the lane: where a phase ends, its answer under way still holds the slot."""
@@ -63,12 +65,13 @@ class Lanes:
             phase, start_s = found
             if not isinstance(phase.arrivals, Closed) or slot >= phase.arrivals.concurrency:
                 await self._until(start_s + phase.duration_s)
-            elif not await self._converse(plan.lane, plan.next_closed(phase, start_s, now_s), is_closed=True):
+                continue
+            planned = plan.next_closed(phase, start_s, now_s)
+            if not await self._converse(plan.lane, planned, self._dialogue(plan.lane, planned), is_closed=True):
                 await self._until(self._clock.now_s() + _PAUSE_AFTER_FAILURE_S)
 
-    async def _converse(self, lane: Lane, planned: Planned, *, is_closed: bool) -> bool:
-        """All turns of a request or conversation; whether the last was answered."""
-        dialogue = Dialogue(lane, self._prompt(planned), seed=self._seed, index=planned.index)
+    async def _converse(self, lane: Lane, planned: Planned, dialogue: Dialogue, *, is_closed: bool) -> bool:
+        """All turns of a request or conversation; whether the last was answered, or left unanswered by its client."""
         intended_at_s = None if is_closed else planned.at_s
         for number in range(dialogue.num_turns):
             if self._is_stopping:
@@ -92,6 +95,9 @@ class Lanes:
                     return True
                 await self._until(intended_at_s)
         return True
+
+    def _dialogue(self, lane: Lane, planned: Planned) -> Dialogue:
+        return Dialogue(lane, self._prompt(planned), seed=self._seed, index=planned.index)
 
     def _prompt(self, planned: Planned) -> Prompt:
         arrivals = planned.phase.arrivals

@@ -121,6 +121,13 @@ def test_a_sources_label_is_one_a_header_can_carry(source: str, label: str) -> N
     assert domain_of(source) == label
 
 
+def test_the_scenario_in_the_documentation_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "loadtest" / "README.md").read_text()
+    path = tmp_path / "s.toml"
+    path.write_text(text.split("```toml\n")[1].split("```")[0])
+    assert Scenario.read(path, []).name == "users"
+
+
 def test_an_action_on_a_process_names_it() -> None:
     with pytest.raises(ConfigError, match="needs a process"):
         scenario({"phase": [phase()]}, action=[{"at_s": 1, "do": "kill"}])
