@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -130,3 +132,18 @@ def test_a_prefill_engine_lost_between_the_legs_costs_time_only(pair: Pair) -> N
     })  # fmt: skip
     assert (status, answer["choices"][0]["text"]) == (200, reference.text), json.dumps(answer)
     assert pair.decode.metric(FAILED) > 0
+
+
+def test_a_core_that_dies_with_a_question_open_takes_its_engine_along(pair: Pair) -> None:
+    """vLLM's server would wait for the answer for ever, with its port closed."""
+    family = psutil.Process(pair.decode.process.pid).children(recursive=True)
+    core = next(member for member in family if "EngineCore" in " ".join(member.cmdline()))
+    core.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(pair.decode.call, "/paceline/status")
+        time.sleep(1.0)
+        assert not asked.done()
+        core.send_signal(signal.SIGKILL)
+        status, answer = asked.result(timeout=20)
+    assert (status, answer["error"]["code"]) == (500, "engine_error")
+    pair.decode.process.wait(timeout=20)
