@@ -3,7 +3,7 @@
 import { byId, h, patch, svg } from "./dom.js";
 import { sparkline } from "./plot.js";
 import * as series from "./series.js";
-import { EMPTY, PATHS, REASONS, clock, count, fixed, milliseconds, moment, percent, plural, rate, signed, span } from "./words.js";
+import { DETAILS, EMPTY, PATHS, REASONS, clock, count, fixed, milliseconds, moment, percent, plural, rate, signed, span } from "./words.js";
 
 const NOW_S = 10; // over which a rate counts as that of now
 const SHOWN_DECISIONS = 40;
@@ -304,7 +304,7 @@ function routeRow(decision) {
     {},
     cell(clock(decision.decided_at_s), "muted"),
     cell([h("span", { class: "clip" }, decision.engine), decision.prefill ? h("div", { class: "muted small" }, `prefill on ${decision.prefill}`) : null]),
-    cell([why, decision.detail ? h("div", { class: "muted small" }, decision.detail) : null]),
+    cell([why, decision.detail ? h("div", { class: "muted small" }, DETAILS[decision.detail] ?? decision.detail) : null]),
     cell(decision.num_prompt_tokens === null ? EMPTY : `${count(decision.num_cached_tokens)}/${count(decision.num_prompt_tokens)}`, "number"),
     h("td", { class: "number spare", title: remote ? "estimated: alone / with the prefill engine" : "estimated" }, costs),
   );
@@ -332,7 +332,7 @@ function learnerFacts(state, report) {
   const steps = duration ? (recent.at(-1).learner.num_steps - recent[0].learner.num_steps) / duration : null;
   const facts = [
     ["Steps", [count(report.num_steps), steps !== null && steps >= 0 ? h("span", { class: "muted" }, ` ${rate(steps)}/s`) : null]],
-    ["Loss", [fixed(report.loss, 3), sparkline(losses, "loss over the window")]],
+    ["Loss", [fixed(report.loss, 3), losses.length > 1 ? sparkline(losses, "loss over the window") : null]],
     ["Training", `${rate(report.tokens_per_s)} tok/s`],
     ["Buffer", [`${count(report.buffer_tokens)} tokens`, h("span", { class: "muted" }, ` ${plural(report.buffer_requests, "request")}, oldest ${span(report.buffer_oldest_s)}`)]],
     ["Lag", span(report.capture_lag_s)],

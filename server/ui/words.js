@@ -63,8 +63,23 @@ export const REASONS = {
   short_prompt: "too short to move",
   local_cheaper: "its own prefill is cheaper",
   remote_cheaper: "a remote prefill is cheaper",
-  tokens_unknown: "the tokens are not known here",
+  tokens_unknown: "by load alone: the prompt was not read here",
   no_prefill_engine: "no prefill engine takes requests",
   mismatch: "the two engines cannot share KV",
   prefill_failed: "the prefill leg failed",
+};
+
+// Why a prompt was not read.
+export const DETAILS = {
+  one_engine: "there is one engine only",
+  no_tokenizer: "the target's tokenizer is not here",
+  too_long: "it is longer than any engine takes",
+  slow: "reading it took too long",
+  no_template: "the target has no chat template",
+  template_refused: "the chat template refuses it",
+  not_text: "it holds more than text",
+  unsupported_field: "a field changes how it is read",
+  several_prompts: "it holds several prompts",
+  unreadable: "it cannot be read",
+  other_route: "it came by another route",
 };
