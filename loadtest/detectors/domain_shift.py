@@ -40,7 +40,7 @@ class Recovery:
 
     shift: Shift
     before: float | None
-    """AL of the plateau before."""
+    """AL of the plateau before; None for a change that begins with the run."""
     lowest: float | None
     plateau: float | None
     """AL that was reached in the end."""
@@ -101,7 +101,7 @@ def _recovery(parts: Sequence[tuple[Window, Verified]], shift: Shift) -> Recover
     ]
     plateau = _plateau(parts, shift.ends_at_s if shift.ends_at_s < shift.next_at_s else shift.at_s, shift.next_at_s)
     curve = _smoothed(after)
-    if before is None or plateau is None or not curve:
+    if plateau is None or not curve:
         return Recovery(shift, before, None, plateau, None, None)
     lowest_at = min(range(len(curve)), key=lambda index: curve[index][1])
     enough = RECOVERED_SHARE * plateau
@@ -112,7 +112,7 @@ def _recovery(parts: Sequence[tuple[Window, Verified]], shift: Shift) -> Recover
         before=before,
         lowest=curve[lowest_at][1],
         plateau=plateau,
-        dip_share=1.0 - curve[lowest_at][1] / before,
+        dip_share=None if before is None else 1.0 - curve[lowest_at][1] / before,
         recovered_after_s=0.0 if never_below else recovered.end_s - shift.at_s if recovered else None,
     )
 

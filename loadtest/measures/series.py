@@ -44,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class WorstWindow:
-    """The window in which users fared worst: fewest requests within objectives, or without objectives the longest TTFT p99."""
+    """Where users fared worst: fewest requests whole and within the objectives; among equals the longest TTFT p99."""
 
     start_s: float
     end_s: float
@@ -105,7 +105,7 @@ def worst_window(found: Series, span: Interval, *, has_objectives: bool) -> Wors
 
     def badness(index: int) -> tuple[float, float]:
         good = found.good_share[index]
-        return (1.0 - good if has_objectives and good is not None else 0.0, found.ttft_p99_ms[index] or 0.0)
+        return (0.0 if good is None else 1.0 - good, found.ttft_p99_ms[index] or 0.0)
 
     inside = [
         index

@@ -142,11 +142,13 @@ def _groups(analysis: Analysis) -> list[str]:
     for group, title in titles.items():
         summaries = analysis.groups[group]
         if len(summaries) > 1:
-            head = (
+            head: tuple[str, ...] = (
                 "", "requests", "failed", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "ITL p99 ms", "E2E p50 / p99 ms",
                 "tokens/chunk", "AL",
             )  # fmt: skip
-            rows = [_row(name, summary) for name, summary in summaries.items()]
+            rows: list[tuple[str, ...]] = [_row(name, summary) for name, summary in summaries.items()]
+            if all(row[-1] == number(None) for row in rows):
+                head, rows = head[:-1], [row[:-1] for row in rows]
             found.append(f"<h2>{title}</h2>{_scroll(_table(head, rows))}")
     return found
 

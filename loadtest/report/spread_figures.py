@@ -35,9 +35,10 @@ def latencies(analysis: Analysis, palette: Palette) -> Figure:
         ("E2E", "e2e_s", slo.e2e_ms),
     )  # fmt: skip
     for axes, (title, column, limit_ms) in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        for number, (lane, mask) in enumerate(lanes):
-            values_s = table.gaps(ok & mask)[0] if column is None else table[column][ok & mask]
-            _cumulative(axes, values_s[~np.isnan(values_s)], palette, number, lane)
+        values_s = {lane: table.gaps(ok & mask)[0] if column is None else table[column][ok & mask] for lane, mask in lanes}
+        for number, (lane, seconds) in enumerate(values_s.items()):
+            _cumulative(axes, seconds[~np.isnan(seconds)], palette, number, lane)
+        _fit(axes, np.concatenate([*values_s.values(), np.empty(0)]))
         if limit_ms is not None:
             axes.axvline(limit_ms, color=palette.ink, linewidth=1.2, linestyle=(0, (4, 2)))
             axes.annotate(
@@ -47,7 +48,8 @@ def latencies(analysis: Analysis, palette: Palette) -> Figure:
         axes.set_ylim(0, 1.01)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 0.95], ["0", "25", "50", "75", "95"])
         dress(axes, palette, title, x="ms", y="% of requests" if column else "% of waits")
-        legend(axes, palette)
+        if column == "ttft_s":
+            legend(axes, palette)
     return figure
 
 
@@ -61,9 +63,15 @@ def _cumulative(axes: Axes, seconds: Floats, palette: Palette, number: int, labe
         1e3 * np.quantile(seconds, shares), shares, label=label, linewidth=1.8,
         color=palette.series[number % len(palette.series)], linestyle=DASHES[number % len(DASHES)],
     )  # fmt: skip
-    if len(seconds) and seconds.max() > _LONG_TAIL * np.median(seconds) > 0:
+
+
+def _fit(axes: Axes, seconds: Floats) -> None:
+    """A scale on which the bulk of these values can be seen."""
+    if np.all(np.isnan(seconds)):
+        return
+    if np.nanmax(seconds) > _LONG_TAIL * np.nanmedian(seconds) > 0:
         axes.set_xscale("log")
-    elif len(seconds) and seconds.min() < _WIDE * seconds.max():
+    elif np.nanmin(seconds) < _WIDE * np.nanmax(seconds):
         axes.set_xlim(left=0)
 
 

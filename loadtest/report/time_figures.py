@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_LABELLED_SWAPS = 25
+_MAX_LABELS = 25
 _MAX_LINES = 6
+_SWAP_DASHES = (0, (2, 2))
+_ACTION_DASHES = (0, (6, 2))
 
 
 def over_time(analysis: Analysis, palette: Palette) -> Figure:
@@ -29,14 +31,17 @@ def over_time(analysis: Analysis, palette: Palette) -> Figure:
     if has_al:
         _acceptance_length(panels[0], analysis, middles, palette)
     flow, wait = panels[-2:]
-    _line(flow, middles, found.tokens_per_s, palette, 0)
+    _line(flow, middles, found.tokens_per_s, palette, 0, "tokens/s")
+    _failures(flow, analysis, middles, palette)
     flow.set_ylim(bottom=0)
     dress(flow, palette, "Output throughput", y="tokens/s")
+    legend(flow, palette)
     _line(wait, middles, found.ttft_p50_ms, palette, 0, "p50")
     _line(wait, middles, found.ttft_p99_ms, palette, 1, "p99")
     wait.set_ylim(bottom=0)
     dress(wait, palette, "TTFT, by intended send time", x=f"seconds since the start (windows of {found.window_s:g} s)", y="ms")
-    legend(wait, palette)
+    _explain_markers(wait, analysis, palette)
+    legend(wait, palette, columns=5)
     for number, axes in enumerate(panels):
         mark(axes, analysis, palette, with_labels=number == 0)
     wait.set_xlim(0, max(analysis.span.end_s, found.start_s[-1] + found.window_s))
@@ -73,6 +78,23 @@ def _recovery(axes: Axes, recovery: Recovery, palette: Palette) -> None:
     )  # fmt: skip
 
 
+def _failures(axes: Axes, analysis: Analysis, middles: Sequence[float], palette: Palette) -> None:
+    """A cross under each window in which requests that were due in it failed, with their number."""
+    number_at = {middle: number for middle, number in zip(middles, analysis.series.num_failed, strict=True) if number}
+    if not number_at:
+        return
+    axes.plot(
+        list(number_at), [0.0] * len(number_at), "x", color=palette.series[1], markersize=6, markeredgewidth=1.8, clip_on=False,
+        label="requests failed", zorder=5,
+    )  # fmt: skip
+    if len(number_at) <= _MAX_LABELS:
+        for at_s, number in number_at.items():
+            axes.annotate(
+                str(number), (at_s, 0.0), xytext=(0, 6), textcoords="offset points", ha="center", color=palette.series[1],
+                fontsize=8, zorder=5,
+            )  # fmt: skip
+
+
 def mark(axes: Axes, analysis: Analysis, palette: Palette, *, with_labels: bool) -> None:
     """What was done to the system, and how the traffic changed."""
     start_s, end_s = analysis.span.start_s, analysis.span.end_s
@@ -81,26 +103,39 @@ def mark(axes: Axes, analysis: Analysis, palette: Palette, *, with_labels: bool)
         if cut_end_s - cut_start_s > analysis.series.window_s / 2:
             axes.axvspan(cut_start_s, cut_end_s, facecolor=palette.grid, alpha=0.45, linewidth=0, zorder=0)
     committed = [swap for swap in analysis.timeline.swaps if swap.outcome == COMMITTED]
-    for number, swap in enumerate(committed):
+    for swap in committed:
         at_s = swap.at_s + swap.duration_s
-        axes.axvline(at_s, color=palette.series[3], linewidth=1.0, linestyle=(0, (2, 2)), zorder=2)
-        if with_labels and len(committed) <= _MAX_LABELLED_SWAPS:
-            text = f"swap to {swap.version}" if number == 0 else str(swap.version)
-            _note(axes, at_s, 0.03, text, palette.series[3])
+        axes.axvline(at_s, color=palette.series[3], linewidth=1.0, linestyle=_SWAP_DASHES, zorder=2)
+        if with_labels and len(committed) <= _MAX_LABELS:
+            _note(axes, at_s, 0.03, str(swap.version), palette.series[3])
     shifts = [recovery.shift for recovery in analysis.recoveries]
-    if shifts and with_labels:
+    if shifts and shifts[0].at_s > 0 and with_labels:
         _note(axes, 0.0, 0.91, shifts[0].before, palette.ink)
     for shift in shifts:
         axes.axvline(shift.at_s, color=palette.ink, linewidth=1.6, zorder=2)
         if shift.ends_at_s > shift.at_s:
             axes.axvspan(shift.at_s, shift.ends_at_s, facecolor=palette.series[4], alpha=0.15, linewidth=0, zorder=0)
         if with_labels:
-            _note(axes, shift.at_s, 0.91, shift.after, palette.ink)
+            text = f"{shift.before} → {shift.after}" if shift.ends_at_s > shift.at_s else shift.after
+            _note(axes, shift.at_s, 0.91, text, palette.ink)
     for action in analysis.run.record.actions if analysis.run.record else ():
         if action.do not in ("swap", "rollback"):
-            axes.axvline(action.at_s, color=palette.series[1], linewidth=1.2, linestyle=(0, (6, 2)), zorder=2)
+            axes.axvline(action.at_s, color=palette.series[1], linewidth=1.2, linestyle=_ACTION_DASHES, zorder=2)
             if with_labels:
                 _note(axes, action.at_s, 0.8, f"{action.do} {action.process}".strip(), palette.series[1])
+
+
+def _explain_markers(axes: Axes, analysis: Analysis, palette: Palette) -> None:
+    """Entries of the legend for the markers there are."""
+    actions = analysis.run.record.actions if analysis.run.record else []
+    entries = (
+        ("draft swapped, to version", palette.series[3], _SWAP_DASHES, analysis.blip is not None),
+        ("traffic changes", palette.ink, "-", bool(analysis.recoveries)),
+        ("action", palette.series[1], _ACTION_DASHES, any(action.do not in ("swap", "rollback") for action in actions)),
+    )
+    for label, colour, dashes, is_there in entries:
+        if is_there:
+            axes.plot([], [], color=colour, linestyle=dashes, linewidth=1.4, label=label)
 
 
 def _note(axes: Axes, at_s: float, height: float, text: str, colour: str) -> None:

@@ -58,9 +58,11 @@ def worst(window: WorstWindow) -> str:
 def recovery(found: Recovery) -> str:
     shift = found.shift
     what = f"Shift at {shift.at_s:g} s, {shift.before} → {shift.after}"
-    if found.before is None or found.lowest is None or found.plateau is None or found.dip_share is None:
+    if found.lowest is None or found.plateau is None:
         return f"{what}: too few verify steps to judge AL."
-    if found.dip_share > 0:
+    if found.before is None or found.dip_share is None:
+        fall = f"AL was {found.lowest:.2f} at its lowest"
+    elif found.dip_share > 0:
         fall = f"AL fell by {100 * found.dip_share:.0f} % (from {found.before:.2f} to {found.lowest:.2f})"
     else:
         fall = f"AL did not fall (from {found.before:.2f} to {found.lowest:.2f} at its lowest)"

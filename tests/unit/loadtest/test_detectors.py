@@ -89,6 +89,14 @@ def test_only_committed_swaps_within_the_span_count() -> None:
     assert swap_blip([], [swap(10.0, "refused"), swap(300.0)], SPAN) is None
 
 
+def test_the_window_of_a_swap_lies_around_its_commit_and_holds_its_loading() -> None:
+    slow_swap = Swap(at_s=40.0, duration_s=3.0, version=2, previous=1, outcome="committed", trigger="activate")
+    found = swap_blip([request(0, at_s=47.9), request(1, at_s=48.1), request(2, at_s=30.0, gaps_s=[8.0])], [slow_swap], SPAN)
+    assert found is not None
+    assert found.half_width_s == MARGIN_S + 3.0
+    assert found.swaps[0].num_requests == 2, "43 s less and more 5 s"
+
+
 def test_controls_beside_another_swap_are_left_out() -> None:
     found = swap_blip(streams([], stall_s=0.0), [swap(50.0), swap(50.0 + 3 * MARGIN_S)], SPAN)
     assert found is not None
@@ -218,6 +226,14 @@ def test_a_shift_upwards_has_no_dip(tmp_path: Path) -> None:
     assert found.dip_share is not None
     assert found.dip_share < 0
     assert found.recovered_after_s == 30.0, "the smoothed curve passes 1.9 at the end of the sixth window: 2.0"
+
+
+def test_a_change_that_begins_with_the_run_has_no_before(tmp_path: Path) -> None:
+    scenario = phases(tmp_path, ("code", 30.0, "end_traffic = { chat = 1.0 }"), ("chat", 30.0, ""))
+    (found,) = recoveries(al_windows([1.2] * 6 + [2.0] * 6), scenario)
+    assert (found.before, found.dip_share) == (None, None)
+    assert (found.lowest, found.plateau) == pytest.approx((1.2, 2.0))
+    assert found.recovered_after_s == 45.0
 
 
 def test_a_shift_without_verify_steps_cannot_be_judged(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from written_run import STEADY, request, sample, write_run
+from msgspec.structs import replace
+from written_run import ENDED, STEADY, request, sample, write_run
 
 from launch.cli import main
 from loadtest.measures.run_directory import RunDirectoryError
-from loadtest.records import EngineSample, RequestRecord, Swap, SystemSample
+from loadtest.records import ActionRecord, EngineSample, RequestRecord, Swap, SystemSample
 from loadtest.report import result, words
 from loadtest.report.analysis import analyse
 from loadtest.report.compare import compare_runs
@@ -169,7 +170,13 @@ def test_the_page_needs_nothing_but_itself(shift_run: Path) -> None:
     assert not re.search(r"#0101[01]", text), "every stand-in for a colour is replaced"
     defined = set(re.findall(r"(--[a-z0-9-]+):", text))
     assert set(re.findall(r"var\((--[a-z0-9-]+)\)", text)) <= defined
-    for name in ("Acceptance length (AL)", "Output throughput", "tokens per verify step", "swap to 2", "By draft version"):
+    for name in (
+        "Acceptance length (AL)",
+        "Output throughput",
+        "tokens per verify step",
+        "draft swapped, to version",
+        "By draft version",
+    ):
         assert name in found.text
 
 
@@ -229,6 +236,18 @@ def test_a_saved_report_gives_its_measures_back(shift_run: Path) -> None:
     saved = result.read_measures(shift_run / "report.json")
     assert saved.keys() == analysis.headline.keys()
     assert saved["ttft_p99"] == analysis.headline["ttft_p99"]
+
+
+def test_what_was_done_and_what_failed_is_in_the_picture(tmp_path: Path) -> None:
+    record = replace(ENDED, actions=[ActionRecord(at_s=50.0, ended_at_s=50.1, do="kill", process="engine-0", problem=None)])
+    broken = [replace(each, outcome="failed") if 50 <= each.intended_at_s < 53 else each for each in requests()]
+    path = write_run(tmp_path, broken, samples(), scenario=SHIFT, record=record)
+    assert main(["bench", "report", str(path)]) == 0
+    found = Page()
+    found.feed((path / "report.html").read_text())
+    assert "kill engine-0" in found.text
+    assert "requests failed" in found.text
+    assert "Worst window: 50 to 51 s, 1 requests, 0 % within the objectives, 1 failed." in found.text
 
 
 def test_two_runs_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
