@@ -55,7 +55,8 @@ class Phase(Config):
     duration_s: Positive
     arrivals: Arrivals
     traffic: dict[str, Positive]
-    """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, or a path to JSON lines of OpenAI messages)."""
+    """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, or a path to JSON lines of OpenAI messages, which has a
+    slash or ends in `.jsonl` or `.json`)."""
     end_traffic: dict[str, Positive] | None = None
     """Weights reached at the end of the phase, linearly: a gradual shift."""
     split: Literal["train", "heldout"] = "train"
@@ -163,5 +164,22 @@ class Scenario(Config):
 
     @classmethod
     def read(cls, path: Path, overrides: list[str]) -> Scenario:
-        """Raises ConfigError that names each bad key."""
-        return cls.build(load_tables([path], overrides), source=str(path))
+        """Relative paths in it are meant from where it lies. Raises ConfigError that names each bad key."""
+        tables = cls.build(load_tables([path], overrides), source=str(path)).model_dump()
+        directory = path.absolute().parent
+        for phase in (phase for lane in tables["lane"] for phase in lane["phase"]):
+            if phase["arrivals"]["kind"] == "trace":
+                phase["arrivals"]["path"] = directory / phase["arrivals"]["path"]
+            for key in ("traffic", "end_traffic"):
+                if phase[key] is not None:
+                    phase[key] = {_anchored(source, directory): weight for source, weight in phase[key].items()}
+        return cls.build(tables, source=str(path))
+
+
+def is_file(source: str) -> bool:
+    """Whether a source is a path and not a name."""
+    return "/" in source or source.endswith((".jsonl", ".json"))
+
+
+def _anchored(source: str, directory: Path) -> str:
+    return str(directory / source) if is_file(source) else source

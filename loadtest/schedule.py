@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.draws import Deck, Floats, Integers, Mix, arrival_times, generator
-from loadtest.scenario import Closed, Lane, Phase, Poisson, Scenario, Trace
+from loadtest.scenario import Closed, Lane, Phase, Poisson, Scenario, Trace, is_file
 from loadtest.traces import TraceRow, read_trace
 
 SizeOf = Callable[[str, str], int]
@@ -122,7 +122,9 @@ class LanePlan:
     def _deck(self, source: str, split: str) -> Deck:
         key = (source, split)
         if key not in self._decks:
-            self._decks[key] = Deck(self._size_of(source, split), generator(self._seed, self.lane.name, source, split))
+            # By the label, so that it does not matter where a file lies.
+            draw = generator(self._seed, self.lane.name, domain_of(source), split)
+            self._decks[key] = Deck(self._size_of(source, split), draw)
         return self._decks[key]
 
 
@@ -139,7 +141,7 @@ def sources(scenario: Scenario) -> list[tuple[str, str]]:
 
 def domain_of(source: str) -> str:
     """The label of a source: its name, of a file the file's name without its ending."""
-    return label(Path(source).stem if "/" in source or source.endswith((".jsonl", ".json")) else source)
+    return label(Path(source).stem if is_file(source) else source)
 
 
 def label(text: str) -> str:

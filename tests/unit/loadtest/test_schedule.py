@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, Trace
 from loadtest.schedule import LanePlan, Planned, domain_of, plan, sources
 from loadtest.traces import TraceRow, read_trace, words_of
 from loadtest.traffic import TrafficError
@@ -126,6 +126,24 @@ def test_the_scenario_in_the_documentation_is_one(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(text.split("```toml\n")[1].split("```")[0])
     assert Scenario.read(path, []).name == "users"
+
+
+def test_paths_are_meant_from_where_the_scenario_lies(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    trace = 'arrivals = {kind = "trace", path = "t.jsonl"}\ntraffic = {"chats.jsonl" = 1, name = 1, "/away/b.jsonl" = 2}'
+    path.write_text(f'name = "s"\nwhat = "w"\n[[lane]]\nname = "l"\n[[lane.phase]]\nname = "p"\nduration_s = 1\n{trace}')
+    (found,) = Scenario.read(path, []).lane[0].phase
+    assert isinstance(found.arrivals, Trace)
+    assert found.arrivals.path == tmp_path / "t.jsonl"
+    assert found.traffic == {str(tmp_path / "chats.jsonl"): 1, "name": 1, "/away/b.jsonl": 2}
+
+
+def test_the_same_prompts_are_drawn_of_a_file_wherever_it_lies() -> None:
+    def numbers(source: str) -> list[int]:
+        (found,) = planned({"phase": [phase(traffic={source: 1})]})
+        return [one.number for one in found]
+
+    assert numbers("/a/chats.jsonl") == numbers("/b/chats.jsonl") != numbers("/b/others.jsonl")
 
 
 def test_an_action_on_a_process_names_it() -> None:
