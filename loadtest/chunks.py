@@ -64,7 +64,7 @@ class Chunk(Struct):
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
-    error: Any = msgspec.UNSET
+    error: Any = None
     metrics: RequestMetrics | None = None
 
     @property

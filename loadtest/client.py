@@ -182,7 +182,7 @@ def note(result: StreamResult, data: bytes, now_s: float) -> None:
         text = data[:200].decode(errors="replace")
         result.error = f"a chunk is not JSON of a chat completion ({error}): {text}"
         return
-    if chunk.error is not msgspec.UNSET:
+    if chunk.error is not None:
         problem = chunk.error
         result.error_bodies.append(problem)
         result.error = str(problem.get("message", problem) if isinstance(problem, dict) else problem)

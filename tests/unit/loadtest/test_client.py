@@ -100,6 +100,67 @@ def test_an_error_chunk_before_the_end_mark_is_a_failure_and_no_proper_one() -> 
     assert not ask(GOOD).has_one_openai_error
 
 
+def test_a_null_error_is_none() -> None:
+    assert ask([json.dumps({"error": None, **json.loads(GOOD[0])}), *GOOD[1:]]).is_ok
+
+
+def test_what_the_server_counts_and_says_of_itself_is_kept() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+    metrics = {"speculative_decoding": {"per_step_accepted": [0, 2], "mean_acceptance_length": 2.0}}
+    result = ask([*GOOD[:3], json.dumps({"choices": [], "usage": usage, "metrics": metrics}), "[DONE]"])
+    assert (result.num_prompt_tokens, result.num_completion_tokens, result.num_cached_tokens) == (9, 3, 4)
+    assert result.accepted_per_step == [0, 2]
+    assert (result.draft_version, result.target_version, result.kv_path) == ("7", None, None)
+
+
+def test_chunks_are_counted_by_a_running_count_where_they_bring_no_ids() -> None:
+    counts = (3, 4, 9)
+    events = [json.dumps({"usage": {"completion_tokens": count}, **json.loads(chunk("x"))}) for count in counts]
+    assert ask([*events, chunk(finish="stop"), "[DONE]"]).chunk_token_counts == [3, 1, 5]
+    assert ask([chunk("x"), chunk("y", finish="stop"), "[DONE]"]).chunk_token_counts == [1, 1]
+
+
+def test_reasoning_and_tool_calls_are_tokens_and_no_text() -> None:
+    deltas = [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}, {"role": "assistant"}]
+    events = [json.dumps({"choices": [{"delta": delta, "finish_reason": None}]}) for delta in deltas]
+    result = ask([*events, chunk("a", finish="stop"), "[DONE]"])
+    assert (len(result.chunk_times_s), result.text) == (4, "a")
+
+
+def test_a_client_that_leaves_is_neither_failed_nor_truncated() -> None:
+    async def run() -> tuple[StreamResult, list[str]]:
+        gone: list[str] = []
+
+        async def chat(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(f"data: {GOOD[0]}\n\n".encode())
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                gone.append("client")
+                raise
+            return response
+
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            async with new_session(1) as session:
+                result = await stream_chat(session, url, "m", PROMPTS[0], patience=asyncio.timeout(0.3))
+                await asyncio.sleep(0.1)
+        finally:
+            await runner.cleanup()
+        return result, gone
+
+    result, gone = asyncio.run(run())
+    assert (result.has_left, result.is_ok, result.is_truncated, result.error, result.text) == (True, False, False, None, "a")
+    assert gone == ["client"]
+
+
 def test_garbage_in_a_stream_is_a_failure() -> None:
     assert "not JSON" in (ask(["{"]).error or "")
 
