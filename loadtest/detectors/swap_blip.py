@@ -143,7 +143,8 @@ def _difference_ms(treated_s: Sequence[list[float]], control_s: Sequence[list[fl
         found = quantile_difference(treated, control, share)
     else:
         sides = [_resampled(side, share, seed) for seed, side in enumerate((treated_s, control_s))]
-        found = bootstrap.around(sides[0][0] - sides[1][0], sides[0][1:] - sides[1][1:])
+        number = min(len(treated_s), len(control_s))
+        found = bootstrap.around(sides[0][0] - sides[1][0], sides[0][1:] - sides[1][1:], number)
     return Estimate(1e3 * found.value, 1e3 * found.low, 1e3 * found.high)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.measures import bootstrap
+from loadtest.measures.bootstrap import Blocks
+from loadtest.measures.histogram import Floats, sums_by
 from loadtest.measures.timeline import Verified, Window, pooled
 from loadtest.statistics import Estimate, Interval
 
@@ -41,11 +43,10 @@ def inside(windows: Sequence[Window], span: Interval) -> list[Window]:
     return [window for window in windows if span.start_s <= (window.start_s + window.end_s) / 2 < span.end_s]
 
 
-def acceptance(by_window: Sequence[Verified]) -> Acceptance:
-    """AL with an interval: windows are drawn again, since steps of one moment are alike."""
-    steps = np.asarray([verified.steps for verified in by_window])
-    accepted = np.asarray([sum(verified.accepted) for verified in by_window])
-    blocks = bootstrap.equal(len(by_window))
+def acceptance(windows: Sequence[Window], by_window: Sequence[Verified], blocks: Blocks) -> Acceptance:
+    """AL of what was verified in each window, with an interval."""
+    steps = _by_block([verified.steps for verified in by_window], windows, blocks)
+    accepted = _by_block([sum(verified.accepted) for verified in by_window], windows, blocks)
     whole = pooled(by_window)
     return Acceptance(
         acceptance_length=bootstrap.ratio(blocks, steps + accepted, steps),
@@ -55,36 +56,40 @@ def acceptance(by_window: Sequence[Verified]) -> Acceptance:
     )
 
 
-def overall(windows: Sequence[Window]) -> Acceptance:
-    return acceptance([window.of_domain(None) for window in windows])
+def _by_block(amounts: Sequence[float], windows: Sequence[Window], blocks: Blocks) -> Floats:
+    middles_s = np.asarray([(window.start_s + window.end_s) / 2 for window in windows])
+    return sums_by(blocks.of(middles_s), np.asarray(amounts, dtype=float), blocks.number)
 
 
-def by_domain(windows: Sequence[Window]) -> dict[str, Acceptance]:
+def overall(windows: Sequence[Window], blocks: Blocks) -> Acceptance:
+    return acceptance(windows, [window.of_domain(None) for window in windows], blocks)
+
+
+def by_domain(windows: Sequence[Window], blocks: Blocks) -> dict[str, Acceptance]:
     domains = sorted({domain for window in windows for domain, _ in window.verified})
-    found = {domain: acceptance([window.of_domain(domain) for window in windows]) for domain in domains}
+    found = {domain: acceptance(windows, [window.of_domain(domain) for window in windows], blocks) for domain in domains}
     return {domain: result for domain, result in found.items() if result.num_steps}
 
 
-def by_version(windows: Sequence[Window]) -> dict[str, Acceptance]:
+def by_version(windows: Sequence[Window], blocks: Blocks) -> dict[str, Acceptance]:
     versions = sorted({version for window in windows for _, version in window.verified}, key=lambda word: (len(word), word))
     of_version = {
         version: [pooled(part for (_, label), part in window.verified.items() if label == version) for window in windows]
         for version in versions
     }
-    found = {version: acceptance(parts) for version, parts in of_version.items()}
+    found = {version: acceptance(windows, parts, blocks) for version, parts in of_version.items()}
     return {version: result for version, result in found.items() if result.num_steps}
 
 
-def cost(windows: Sequence[Window]) -> Cost:
+def cost(windows: Sequence[Window], blocks: Blocks) -> Cost:
     """Over these windows; not a number where the system tells no tokens, or this machine no processor seconds."""
     by_process: dict[str, float] = defaultdict(float)
     for window in windows:
         for process, seconds in window.cpu_s.items():
             by_process[process] += seconds
-    cpu_s = np.asarray([sum(window.cpu_s.values()) for window in windows])
-    tokens = np.asarray([window.completion_tokens for window in windows])
-    accepted = np.asarray([sum(window.of_domain(None).accepted) for window in windows])
-    blocks = bootstrap.equal(len(windows))
+    cpu_s = _by_block([sum(window.cpu_s.values()) for window in windows], windows, blocks)
+    tokens = _by_block([window.completion_tokens for window in windows], windows, blocks)
+    accepted = _by_block([sum(window.of_domain(None).accepted) for window in windows], windows, blocks)
     return Cost(
         cpu_s_per_token=bootstrap.ratio(blocks, cpu_s, tokens) if cpu_s.sum() else bootstrap.NOTHING,
         cpu_s_per_accepted_token=bootstrap.ratio(blocks, cpu_s, accepted) if cpu_s.sum() else bootstrap.NOTHING,

@@ -1,7 +1,7 @@
 """Confidence intervals. The unit that is drawn again is a block of time, not a request.
 
 Requests that are in the system together share batches and queues and are slow together. Drawn one by one they would count as
-independent, and the intervals would come out too narrow; blocks longer than a request's stay keep what belongs together.
+independent, and the intervals would come out far too narrow; few, long blocks keep what belongs together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ NUM_RESAMPLES = 1000
 NUM_PAIRED_RESAMPLES = 2000
 """More, because verdicts look further into the tails."""
 LEVEL = 0.95
-MIN_BLOCKS = 20
-MAX_BLOCKS = 100
-_STAYS_PER_BLOCK = 2.0
+NUM_BLOCKS = 20
+"""Of a run. More would be shorter and depend on each other; fewer would say too little of how they differ."""
 NOTHING = Estimate(float("nan"), float("nan"), float("nan"))
 """Of a measure that nothing was measured for."""
 
@@ -44,12 +43,9 @@ class Blocks:
         return np.clip((times_s - self.start_s) // self.length_s, 0, self.number - 1).astype(np.int64)
 
 
-def divide(start_s: float, end_s: float, stay_s: float) -> Blocks:
-    """Blocks of twice a request's median stay, but never fewer than 20 of them and never more than 100."""
-    span_s = max(end_s - start_s, 1e-9)
-    wanted = span_s / max(_STAYS_PER_BLOCK * stay_s, 1e-9)
-    number = int(min(max(wanted, MIN_BLOCKS), MAX_BLOCKS))
-    return Blocks(start_s, span_s / number, _weights(number))
+def divide(start_s: float, end_s: float) -> Blocks:
+    """Twenty blocks of equal length."""
+    return Blocks(start_s, max(end_s - start_s, 1e-9) / NUM_BLOCKS, _weights(NUM_BLOCKS))
 
 
 def equal(number: int, *, seed: int = 0) -> Blocks:
@@ -69,7 +65,7 @@ def ratio(blocks: Blocks, numerators: Floats, denominators: Floats) -> Estimate:
         return NOTHING
     below = blocks.weights @ denominators
     resampled = np.divide(blocks.weights @ numerators, below, out=np.full(len(below), np.nan), where=below > 0)
-    return around(float(numerators.sum()) / total, resampled)
+    return around(float(numerators.sum()) / total, resampled, blocks.number)
 
 
 def share(blocks: Blocks, hits: Floats, numbers: Floats) -> Estimate:
@@ -84,13 +80,21 @@ def mean(blocks: Blocks, values: Floats, block_of: Ints) -> Estimate:
     return ratio(blocks, sums_by(block_of, values, blocks.number), counts_by(block_of, blocks.number))
 
 
-def around(value: float, resampled: Floats) -> Estimate:
-    """`value` and the middle 95 % of the resamples; empty resamples say nothing."""
+def around(value: float, resampled: Floats, num_units: int) -> Estimate:
+    """`value` and the middle 95 % of the resamples, of `num_units` units each; empty resamples say nothing."""
     usable = resampled[~np.isnan(resampled)]
-    if len(usable) == 0:
+    if len(usable) == 0 or num_units < 2:
         return Estimate(float(value), float("nan"), float("nan"))
     low, high = np.quantile(usable, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Estimate(float(value), float(low), float(high))
+    widening = _widening(num_units)
+    return Estimate(float(value), float(value - widening * (value - low)), float(value + widening * (high - value)))
+
+
+def _widening(num_units: int) -> float:
+    """A bootstrap of few units is too narrow: by their number less one, and by Student's t instead of the normal."""
+    z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), num_units - 1
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return t / z * (num_units / freedom) ** 0.5
 
 
 def wilson(num_hits: int, number: int) -> Estimate:

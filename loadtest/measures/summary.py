@@ -102,7 +102,7 @@ def distribution(seconds: Floats, block_of: Ints, blocks: Blocks) -> Distributio
         std=1e3 * float(seconds.std()),
         max=1e3 * float(seconds.max()),
         percentiles={
-            f"p{number}": bootstrap.around(1e3 * histogram.quantile(share), row)
+            f"p{number}": bootstrap.around(1e3 * histogram.quantile(share), row, blocks.number)
             for number, share, row in zip(PERCENTILES, shares, resampled, strict=True)
         },
     )

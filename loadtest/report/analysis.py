@@ -89,9 +89,7 @@ def analyse(path: Path) -> Analysis:
     span = measured_span(scenario, arrivals.last_end_s)
     intended_s = table["intended_at_s"]
     measured = (intended_s >= span.start_s) & (intended_s < span.end_s)
-    answered = measured & table.has_outcome("ok")
-    stay_s = float(np.median(table["e2e_s"][answered])) if answered.any() else 0.0
-    blocks = bootstrap.divide(span.start_s, span.end_s, stay_s)
+    blocks = bootstrap.divide(span.start_s, span.end_s)
     everything = summarize(table, measured, blocks)
     windows = acceptance.inside(timeline.windows, span)
     found = series(table, arrivals, timeline.windows, window_s)
@@ -107,10 +105,10 @@ def analyse(path: Path) -> Analysis:
         throughput=throughput(arrivals, span, intended_s[measured & table.is_good], blocks),
         timeline=timeline,
         acceptance_source=source,
-        acceptance=acceptance.overall(windows),
-        acceptance_by_domain=acceptance.by_domain(windows),
-        acceptance_by_version=acceptance.by_version(windows),
-        cost=acceptance.cost(windows),
+        acceptance=acceptance.overall(windows, blocks),
+        acceptance_by_domain=acceptance.by_domain(windows, blocks),
+        acceptance_by_version=acceptance.by_version(windows, blocks),
+        cost=acceptance.cost(windows, blocks),
         series=found,
         worst=worst_window(found, span, has_objectives=has_objectives(scenario)),
         blip=swap_blip(within(run.requests(), span), timeline.swaps, span),

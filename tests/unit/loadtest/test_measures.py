@@ -95,16 +95,38 @@ def test_an_empty_resample_says_nothing() -> None:
     (row,) = histogram.resampled(np.asarray([[0.0, 2.0], [1.0, 1.0]]), [0.5])
     assert math.isnan(row[0])
     assert row[1] == pytest.approx(1.0, rel=1 / 2048)
-    estimate = bootstrap.around(1.0, row)
+    estimate = bootstrap.around(float(row[1]), row, 2)
     assert (estimate.low, estimate.high) == pytest.approx((1.0, 1.0), rel=1 / 2048)
 
 
-def test_blocks_are_longer_than_a_stay_but_not_too_few() -> None:
-    assert bootstrap.divide(0.0, 100.0, 1.0).length_s == pytest.approx(2.0)
-    assert bootstrap.divide(0.0, 100.0, 50.0).number == bootstrap.MIN_BLOCKS
-    assert bootstrap.divide(0.0, 100.0, 0.0).number == bootstrap.MAX_BLOCKS
-    blocks = bootstrap.divide(10.0, 20.0, 0.25)
+def test_a_run_is_divided_into_twenty_blocks() -> None:
+    blocks = bootstrap.divide(10.0, 20.0)
+    assert (blocks.number, blocks.length_s) == (20, 0.5)
     assert list(blocks.of(np.asarray([9.0, 10.0, 10.6, 19.99, 25.0]))) == [0, 0, 1, 19, 19]
+    assert set(blocks.weights.sum(axis=1)) == {20.0}, "a resample has as many blocks as the run"
+
+
+def test_intervals_cover_the_truth_where_requests_are_slow_together() -> None:
+    def run(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """600 latencies over 300 s whose common factor forgets itself in 3 s."""
+        times_s = np.sort(rng.uniform(0, 300, 600))
+        load = np.zeros(600)
+        for step in range(1, 600):
+            load[step] = np.exp(-0.5 / 3) * load[step - 1] + np.sqrt(1 - np.exp(-1 / 3)) * rng.normal()
+        return times_s, np.exp(0.3 * load[(times_s * 2).astype(int)]) * rng.lognormal(0, 0.3, 600)
+
+    truth = np.exp(0.09 / 2) * np.exp(0.09 / 2)
+    one_by_one = bootstrap.equal(600)
+    num_covered = num_covered_one_by_one = 0
+    for seed in range(100):
+        times_s, values = run(np.random.default_rng(seed))
+        blocks = bootstrap.divide(0.0, 300.0)
+        found = bootstrap.mean(blocks, values, blocks.of(times_s))
+        alone = bootstrap.mean(one_by_one, values, np.arange(600))
+        num_covered += found.low <= truth <= found.high
+        num_covered_one_by_one += alone.low <= truth <= alone.high
+    assert num_covered >= 88
+    assert num_covered_one_by_one <= 75, "what a bootstrap over requests would have made of it"
 
 
 def test_a_ratio_is_sum_over_sum_with_an_interval_around_it() -> None:
@@ -112,8 +134,8 @@ def test_a_ratio_is_sum_over_sum_with_an_interval_around_it() -> None:
     numerators = np.random.default_rng(0).normal(10.0, 1.0, 50)
     found = bootstrap.ratio(blocks, numerators, np.full(50, 5.0))
     assert found.value == pytest.approx(numerators.sum() / 250)
-    half_width = 1.96 * numerators.std() / math.sqrt(50) / 5
-    assert (found.low, found.high) == pytest.approx((found.value - half_width, found.value + half_width), rel=0.02)
+    half_width = 2.0096 * numerators.std(ddof=1) / math.sqrt(50) / 5  # Student's t for 49 degrees of freedom
+    assert (found.low, found.high) == pytest.approx((found.value - half_width, found.value + half_width), rel=0.01)
     assert math.isnan(bootstrap.ratio(blocks, numerators, np.zeros(50)).value)
 
 
@@ -155,7 +177,7 @@ def test_steady_throughput_has_a_narrow_interval_whatever_the_length_of_blocks()
     arrivals = Arrivals()
     for index in range(100):
         arrivals.note(request(index, at_s=index / 2, ttft_s=0.1, gaps_s=[0.1] * 3))
-    found = throughput(arrivals, Interval(0.0, 50.0), np.arange(100) / 2, bootstrap.divide(0.0, 50.0, 0.9))
+    found = throughput(arrivals, Interval(0.0, 50.0), np.arange(100) / 2, bootstrap.divide(0.0, 50.0))
     assert found.tokens_per_s.value == pytest.approx(8.0)
     assert found.tokens_per_s.high - found.tokens_per_s.low < 0.1
     assert found.good_requests_per_s.value == pytest.approx(2.0)
