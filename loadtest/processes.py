@@ -9,8 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -34,9 +34,11 @@ async def running_process(
     ready_url: str,
     environment: Mapping[str, str] | None = None,
     deadline_s: float = START_DEADLINE_S,
+    cores: Collection[int] = (),
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Start a process in a session of its own, yield it when `ready_url` answers 200, stop it.
 
+    It runs on `cores`, where some are given, else where this process does.
     Raises SystemUnderTestError with the last lines of its output where it does not come up.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
@@ -51,10 +53,23 @@ async def running_process(
                 start_new_session=True,
             )
         try:
+            if cores:
+                os.sched_setaffinity(process.pid, cores)
             await _until_healthy(process, ready_url, output, time.monotonic() + deadline_s)
             yield process
         finally:
             await stop(process)
+
+
+@contextmanager
+def one_core_left_free() -> Iterator[Collection[int]]:
+    """This process, and what it starts meanwhile, keeps off one core; yields it, for what is measured."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[1:] or cores)
+    try:
+        yield cores[:1]
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def free_ports(number: int) -> list[int]:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,12 @@ def gateway_config(engines: Sequence[MockAddress]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running_gateway(
-    config: Mapping[str, Any], *, engine_token: str = _ENGINE_TOKEN, kv_events_endpoint: str = "", admin_port: int | None = None
+    config: Mapping[str, Any],
+    *,
+    engine_token: str = _ENGINE_TOKEN,
+    kv_events_endpoint: str = "",
+    admin_port: int | None = None,
+    cores: Collection[int] = (),
 ) -> AsyncIterator[str]:
     """A gateway process with this configuration on free ports; yields the URL of its public port when it is ready.
 
@@ -115,5 +120,7 @@ async def running_gateway(
         environment = os.environ | {OPERATOR_TOKEN_VARIABLE: OPERATOR_TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}
         argv = [sys.executable, "-m", "launch.cli", "serve", "--resolved", str(path)]
         url = f"http://127.0.0.1:{port}"
-        async with running_process(argv, ready_url=f"{url}/ready", environment=environment, deadline_s=_DEADLINE_S):
+        async with running_process(
+            argv, ready_url=f"{url}/ready", environment=environment, deadline_s=_DEADLINE_S, cores=cores
+        ):
             yield url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def ensure_installed() -> Path:
 
 
 @asynccontextmanager
-async def running_vllm_router(engine_urls: Sequence[str]) -> AsyncIterator[str]:
+async def running_vllm_router(engine_urls: Sequence[str], *, cores: Collection[int] = ()) -> AsyncIterator[str]:
     """The router with its own defaults in front of these engines; yields its URL."""
     python = ensure_installed()
     port, metrics_port = free_ports(2)
@@ -50,5 +50,5 @@ async def running_vllm_router(engine_urls: Sequence[str]) -> AsyncIterator[str]:
         *("--prometheus-port", str(metrics_port), "--worker-urls", *engine_urls),
     ]
     url = f"http://127.0.0.1:{port}"
-    async with running_process(argv, ready_url=f"{url}/v1/models", deadline_s=_DEADLINE_S):
+    async with running_process(argv, ready_url=f"{url}/v1/models", deadline_s=_DEADLINE_S, cores=cores):
         yield url

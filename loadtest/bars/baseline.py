@@ -12,6 +12,7 @@ from loadtest.bars.overhead import CONCURRENCY, PACE, first_bytes, lengths, show
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.closed_loop import keep_busy
+from loadtest.processes import one_core_left_free
 from loadtest.recital import MODEL, is_recital
 from loadtest.rig import MockAddress, gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.statistics import percentiles_ms, quantile_ratio
@@ -32,16 +33,18 @@ async def vllm_router(bench: Bench) -> dict[str, Measured]:
     prompts = human_eval().train
     addresses = mock_addresses(2, PACE, target_dir=target_directory(bench))
     waits: dict[str, list[float]] = {"ours": [], "theirs": []}
-    async with (
-        running_mocks(addresses),
-        running_gateway(gateway_config(addresses)) as our_url,
-        running_vllm_router([one.url for one in addresses]) as their_url,
-    ):
-        urls = {"ours": our_url, "theirs": their_url}
-        for side in ORDER:
-            (results,) = await side_by_side([(urls[side], CONCURRENCY)], prompts, for_s=WARM_UP_S + BLOCK_S, skip_s=WARM_UP_S)
-            waits[side] += first_bytes(results)
-            progress(f"{side}: {len(results)} requests")
+    with one_core_left_free() as cores:
+        async with (
+            running_mocks(addresses),
+            running_gateway(gateway_config(addresses), cores=cores) as our_url,
+            running_vllm_router([one.url for one in addresses], cores=cores) as their_url,
+        ):
+            urls = {"ours": our_url, "theirs": their_url}
+            for side in ORDER:
+                lanes = [(urls[side], CONCURRENCY)]
+                (results,) = await side_by_side(lanes, prompts, for_s=WARM_UP_S + BLOCK_S, skip_s=WARM_UP_S)
+                waits[side] += first_bytes(results)
+                progress(f"{side}: {len(results)} requests")
     killed = {side: await kill_one(bench, side, prompts) for side in ("ours", "theirs")}
     return values(waits, killed)
 

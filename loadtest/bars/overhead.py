@@ -16,7 +16,7 @@ from loadtest.closed_loop import keep_busy
 from loadtest.exposition import total
 from loadtest.kv_events import CHAIN_BLOCKS
 from loadtest.mock_engine import Pace
-from loadtest.processes import POLL_S, SystemUnderTestError, free_ports
+from loadtest.processes import POLL_S, SystemUnderTestError, free_ports, one_core_left_free
 from loadtest.recital import MODEL
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.statistics import Estimate, percentiles_ms, quantile_difference
@@ -58,19 +58,21 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
 async def compare(number: int, prompts: Sequence[Prompt], target_dir: str | None) -> tuple[list[float], list[float]]:
     """First bytes through the gateway and directly, seconds, of requests sent after the warm-up.
 
+    The gateway has a core of its own, or what is measured is how often engines and clients take it away.
     As real engines would, the mocks tell the gateway of the KV of requests that did not pass through it, too.
     """
     (port,) = free_ports(1)
     endpoint = f"tcp://127.0.0.1:{port}"
     num_blocks = NUM_KV_BLOCKS // number
     addresses = mock_addresses(number, PACE, target_dir=target_dir, kv_events_endpoint=endpoint, num_kv_blocks=num_blocks)
-    async with (
-        running_mocks(addresses),
-        running_gateway(gateway_config(addresses), kv_events_endpoint=endpoint) as gateway_url,
-    ):
-        await until_indexed(gateway_url, number * num_blocks // CHAIN_BLOCKS)
-        lanes = [(gateway_url, CONCURRENCY), *((address.url, NUM_DIRECT // number) for address in addresses)]
-        via, *direct = await side_by_side(lanes, prompts, for_s=WARM_UP_S + MEASURE_S, skip_s=WARM_UP_S)
+    with one_core_left_free() as cores:
+        async with (
+            running_mocks(addresses),
+            running_gateway(gateway_config(addresses), kv_events_endpoint=endpoint, cores=cores) as gateway_url,
+        ):
+            await until_indexed(gateway_url, number * num_blocks // CHAIN_BLOCKS)
+            lanes = [(gateway_url, CONCURRENCY), *((address.url, NUM_DIRECT // number) for address in addresses)]
+            via, *direct = await side_by_side(lanes, prompts, for_s=WARM_UP_S + MEASURE_S, skip_s=WARM_UP_S)
     return first_bytes(via), first_bytes([result for lane in direct for result in lane])
 
 
