@@ -36,7 +36,7 @@ async function submit(event, refresh) {
   refresh();
 }
 
-export const describe = (error) => (error.code ? `${error.message} (${error.code})` : error.message);
+export const describe = (error) => (error.status && error.code ? `${error.message} (${error.code})` : error.message);
 
 export function notice(text, kind) {
   const line = h("div", { class: `notice ${kind}` }, h("span", {}, text), h("button", { type: "button", class: "quiet", "data-action": "dismiss", "aria-label": "Dismiss" }, "✕"));

@@ -30,8 +30,8 @@ export function header(state) {
   const { status } = state;
   const health = byId("health");
   health.className = `pill ${status.ready ? "good" : "bad"}`;
-  patch(health, status.ready ? "Serving" : `Not ready: ${status.reason}`);
-  patch(byId("uptime"), `up ${span(status.uptime_s)}`);
+  patch(health, status.ready ? "Serving" : "Not ready");
+  patch(byId("uptime"), status.ready ? `up ${span(status.uptime_s)}` : status.reason);
 }
 
 // ---- tiles
@@ -231,12 +231,12 @@ function busy(bins, id) {
 
 function depth(engine) {
   if (!engine.num_speculative_tokens) return "no draft";
-  return engine.depth === engine.num_speculative_tokens ? `K ${engine.depth}` : `K ${engine.depth} of ${engine.num_speculative_tokens}`;
+  return engine.depth === engine.num_speculative_tokens ? `K\u00a0${engine.depth}` : `K\u00a0${engine.depth} of ${engine.num_speculative_tokens}`;
 }
 
 function engineRow(engine, load, lately) {
   const wish = engine.is_draining ? "undrain" : "drain";
-  const about = [engine.kind, engine.draft_version === null ? null : `draft v${engine.draft_version}`, depth(engine)];
+  const about = [engine.kind, engine.draft_version === null ? null : `draft\u00a0v${engine.draft_version}`, depth(engine)];
   return h(
     "tr",
     { "data-key": engine.id },

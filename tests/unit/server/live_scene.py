@@ -66,7 +66,7 @@ async def stage_scene(rig: GatewayRig) -> None:
     rig.gateway.swap.history.clear()
     for index, engine in enumerate(rig.engines):
         engine.metrics_text = METRICS.format(
-            running=4 + index, waiting=index, kv_use=0.43 + 0.28 * index, tokens=41 + 170 * (index + 1)
+            running=4 + index, waiting=index, kv_use=(0.43, 0.71, 0.12, 0.55)[index], tokens=41 + 170 * (index + 1)
         )
     _swaps(rig, start_s)
     _gates(rig, start_s)

@@ -226,6 +226,9 @@ def test_an_operator_pauses_drains_and_sets_capture(tmp_path: Path) -> None:
             await rig.engines[0].stop()
             await page.until("document.querySelector('#engines .pill.bad')")
             assert "1 of 2" in await page.text("#tiles")
+            await rig.engines[1].stop()
+            await page.until("document.getElementById('health').textContent === 'Not ready'")
+            assert "no engine is ready: engine-0:" in await page.text("#uptime")
 
     run(scenario())
 
