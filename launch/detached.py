@@ -36,7 +36,7 @@ def start_and_wait(config: SystemConfig, arguments: list[str], report: Callable[
             process.terminate()
             process.wait()
         raise
-    report(f"ready: {system['gateway_url']}/v1, admin {system['admin_url']}/admin, logs {run_dir.logs}")
+    report(f"ready: {system['gateway_url']}/v1, live page {system['admin_url']}/ui, logs {run_dir.logs}")
     return system
 
 

@@ -94,7 +94,7 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
         supervisor.start()
         is_ready = supervisor.is_ready
         if is_ready:
-            say(f"ready: {plan.gateway_url}/v1, admin {plan.admin_url}/admin, logs {run_dir.logs}")
+            say(f"ready: {plan.gateway_url}/v1, live page {plan.admin_url}/ui, logs {run_dir.logs}")
             supervisor.run()
         say("stopping")
     finally:
