@@ -178,6 +178,7 @@ def test_an_operator_swaps_and_is_told_why_not(tmp_path: Path) -> None:
             await page.click("[data-action='activate'][data-version='0']")
             await page.until("document.getElementById('confirm').open")
             assert (await rig.activate(2, 1)).status == 200
+            await page.until("document.querySelector('#drafts tr.current b')?.textContent === 'v2'")
             await page.click("#confirm-go")
             await page.until("document.getElementById('confirm-problem').textContent")
             problem = await page.text("#confirm-problem")
