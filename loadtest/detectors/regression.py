@@ -42,12 +42,11 @@ def regression(before: Mapping[str, Estimate], after: Mapping[str, Estimate]) ->
 def independent(measure: Measure, before: Estimate, after: Estimate, level: float) -> Comparison:
     """Compare two estimates of one measure, made apart from each other."""
     if measure.by == "difference":
-        change = bootstrap.difference(_widened(after, level), _widened(before, level))
+        change = bootstrap.difference(widened(after, level), widened(before, level))
     elif min(before.value, after.value) <= 0:
         change = Estimate(float("nan"), float("nan"), float("nan"))
     else:
-        logs = bootstrap.difference(_widened(_log(after), level), _widened(_log(before), level))
-        change = Estimate(*(exp(part) for part in (logs.value, logs.low, logs.high)))
+        change = exponential(bootstrap.difference(widened(_log(after), level), widened(_log(before), level)))
     return Comparison(measure, before.value, after.value, change, None, verdict(measure, change))
 
 
@@ -66,6 +65,11 @@ def worse(comparisons: Sequence[Comparison]) -> list[str]:
     return [comparison.measure.title for comparison in comparisons if comparison.verdict == "worse"]
 
 
+def exponential(logs: Estimate) -> Estimate:
+    """From the logarithm of a ratio to the ratio."""
+    return Estimate(exp(logs.value), exp(logs.low), exp(logs.high))
+
+
 def _log(estimate: Estimate) -> Estimate:
     # An interval that reaches 0 is no bound at all on the scale of ratios.
     return Estimate(
@@ -73,8 +77,8 @@ def _log(estimate: Estimate) -> Estimate:
     )
 
 
-def _widened(estimate: Estimate, level: float) -> Estimate:
-    """From the level of the report's intervals to this one."""
+def widened(estimate: Estimate, level: float) -> Estimate:
+    """From the level of a report's intervals to this one."""
     normal = NormalDist()
     factor = normal.inv_cdf((1 + level) / 2) / normal.inv_cdf((1 + bootstrap.LEVEL) / 2)
     below, above = factor * (estimate.value - estimate.low), factor * (estimate.high - estimate.value)

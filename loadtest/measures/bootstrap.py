@@ -6,7 +6,6 @@ independent, and the intervals would come out far too narrow; few, long blocks k
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -16,8 +15,6 @@ from loadtest.measures.histogram import Floats, Ints, counts_by, sums_by
 from loadtest.statistics import Estimate
 
 NUM_RESAMPLES = 1000
-NUM_PAIRED_RESAMPLES = 2000
-"""More, because verdicts look further into the tails."""
 LEVEL = 0.95
 NUM_BLOCKS = 20
 """Of a run. More would be shorter and depend on each other; fewer would say too little of how they differ."""
@@ -119,14 +116,3 @@ def difference(treated: Estimate, control: Estimate) -> Estimate:
 def level_for(number_of_verdicts: int) -> float:
     """The level of each interval so that all of them cover at once with 95 % (Bonferroni)."""
     return 1.0 - (1.0 - LEVEL) / max(number_of_verdicts, 1)
-
-
-def paired_ratio(treated: Floats, control: Floats, statistic: Callable[[Floats], float], level: float) -> Estimate:
-    """A statistic of `treated` over the same of `control`; treated[i] and control[i] are a pair and are drawn together."""
-    rng = np.random.default_rng(0)
-    ratios = np.empty(NUM_PAIRED_RESAMPLES)
-    for index in range(NUM_PAIRED_RESAMPLES):
-        drawn = rng.integers(len(treated), size=len(treated))
-        ratios[index] = statistic(treated[drawn]) / statistic(control[drawn])
-    low, high = np.quantile(ratios, ((1 - level) / 2, (1 + level) / 2))
-    return Estimate(statistic(treated) / statistic(control), float(low), float(high))
