@@ -76,7 +76,7 @@ class TrainSettings(Config):
     bfloat16: bool = True
     """Matrix products in bfloat16; weights and sums stay in float32."""
     exploding_factor: float = Field(3.0, gt=1.0)
-    """A loss above so many times its running mean counts as divergence."""
+    """A loss above so many times its running mean, and above that of a draft that knows nothing, counts as divergence."""
     min_coverage_gain: float = Field(0.002, ge=0.0)
     """Coverage a newly chosen draft vocabulary must add before it replaces the present one."""
 

@@ -143,9 +143,11 @@ class Trainer:
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise Diverged(f"loss is {loss}")
-        settled = self.num_steps >= _STEPS_BEFORE_JUDGING and self.mean_loss is not None
-        if settled and self.mean_loss is not None and loss > self.settings.exploding_factor * max(self.mean_loss, 1.0):
-            raise Diverged(f"loss {loss:.2f} is more than {self.settings.exploding_factor} times its mean {self.mean_loss:.2f}")
+        if self.num_steps < _STEPS_BEFORE_JUDGING or self.mean_loss is None:
+            return
+        limit = exploding_loss(self.mean_loss, self.settings.exploding_factor, self._head.weight_UD.shape[0])
+        if loss > limit:
+            raise Diverged(f"loss {loss:.2f} is more than {limit:.2f}; its mean is {self.mean_loss:.2f}")
 
     def _teach(self, requests: Sequence[CapturedRequest], num_rows: Sequence[int]) -> TeacherRows:
         rows = [self._teachers.rows(request, self._training_head) for request in requests]
@@ -155,6 +157,15 @@ class Trainer:
             torch.cat([each.best_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             self._head.vocabulary.sha256,
         )
+
+
+def exploding_loss(mean_loss: float, factor: float, num_choices: int) -> float:
+    """Nats above which a loss is a fault of ours: so many times the mean, and more than a draft has that knows nothing.
+
+    After a shift of domain a good draft may know nothing, and its loss leaps; but it takes a broken one to do worse than
+    spreading its probability evenly, whose KL from any target distribution is at most ln `num_choices`.
+    """
+    return max(factor * mean_loss, math.log(num_choices))
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

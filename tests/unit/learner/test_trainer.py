@@ -9,7 +9,7 @@ from drafter.head import Head
 from drafter.vocabulary import choose_vocabulary
 from learner.config import TrainSettings
 from learner.evaluate import Evaluator, simulated_al
-from learner.trainer import Diverged, Trainer
+from learner.trainer import Diverged, Trainer, exploding_loss
 
 
 @pytest.fixture
@@ -56,8 +56,14 @@ def test_an_exploding_loss_diverges(trainer, make_request):
         trainer.step([make_request()])
     with torch.no_grad():
         trainer.core.norm.weight.mul_(-100)
-    with pytest.raises(Diverged, match="times its mean"):
+    with pytest.raises(Diverged, match="its mean is"):
         trainer.step([make_request()])
+
+
+def test_a_shift_of_domain_is_no_explosion_and_knowing_less_than_nothing_is():
+    limit = exploding_loss(0.4, 3.0, 8192)
+    assert 6.0 < limit < 10.0
+    assert exploding_loss(8.0, 3.0, 8192) == 24.0
 
 
 def test_a_restored_state_trains_on_as_if_nothing_happened(trainer, make_request):
