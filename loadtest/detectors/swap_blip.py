@@ -7,6 +7,7 @@ instant is longer than one picked at random, and the longest of a window longer 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -87,10 +88,13 @@ def swap_blip(records: Iterable[RequestRecord], swaps: Sequence[Swap], span: Int
     wanted = halfway([first, *around, last])
     controls = [window for window in wanted if not any(window.overlaps(swap) for swap in around)]
     at_swaps, at_controls = [WindowTally() for _ in around], [WindowTally() for _ in controls]
+    windows = sorted(zip([*around, *controls], [*at_swaps, *at_controls], strict=True), key=lambda pair: pair[0].start_s)
+    starts_s = [window.start_s for window, _ in windows]
     for record in records:
-        for window, tally in zip([*around, *controls], [*at_swaps, *at_controls], strict=True):
-            if record.intended_at_s < window.end_s and window.start_s < record.ended_at_s:
-                note(tally, window, record)
+        # All windows are equally long, so those that a request was open in lie side by side.
+        begin = bisect_right(starts_s, record.intended_at_s - 2 * half_width_s)
+        for window, tally in windows[begin : bisect_left(starts_s, record.ended_at_s)]:
+            note(tally, window, record)
     return SwapBlip(
         half_width_s=half_width_s,
         swaps=[_effect(swap, tally) for swap, tally in zip(committed, at_swaps, strict=True)],

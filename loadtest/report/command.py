@@ -23,6 +23,7 @@ _FIGURES = {
 
 def report(directory: Path, baseline: Path | None, say: Callable[[str], None]) -> int:
     """Returns 0; 1 for a run that must not be believed, or that is worse than `baseline` (a report.json or its directory)."""
+    theme.require_matplotlib()
     before = result.read_measures(_file_of(baseline)) if baseline else None
     analysis = analyse(directory)
     comparisons = regression(before, analysis.headline) if before else []

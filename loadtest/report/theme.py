@@ -50,15 +50,21 @@ class MissingMatplotlib(PacelineError):
     code = "missing_matplotlib"
 
 
-def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure; raises MissingMatplotlib."""
+def require_matplotlib() -> None:
+    """Before any work is done in vain; raises MissingMatplotlib."""
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise MissingMatplotlib(
             "reports are drawn with matplotlib, which is not installed; install it with `pip install 'paceline[bench]'`"
         ) from error
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """An empty figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # Text stays text: a page with six figures is small, can be searched, and uses the reader's font.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 9.5})
     return Figure(figsize=(width_in, height_in), layout="constrained")

@@ -6,19 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from loadtest.detectors.domain_shift import RECOVERED_SHARE, Recovery
-from loadtest.detectors.swap_blip import COMMITTED
 from loadtest.measures.series import Line
 from loadtest.report.analysis import Analysis
+from loadtest.report.markers import MAX_LABELS, explain_markers, mark
 from loadtest.report.theme import DASHES, Palette, dress, legend, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_LABELS = 25
 _MAX_LINES = 6
-_SWAP_DASHES = (0, (2, 2))
-_ACTION_DASHES = (0, (6, 2))
 
 
 def over_time(analysis: Analysis, palette: Palette) -> Figure:
@@ -40,7 +37,7 @@ def over_time(analysis: Analysis, palette: Palette) -> Figure:
     _line(wait, middles, found.ttft_p99_ms, palette, 1, "p99")
     wait.set_ylim(bottom=0)
     dress(wait, palette, "TTFT, by intended send time", x=f"seconds since the start (windows of {found.window_s:g} s)", y="ms")
-    _explain_markers(wait, analysis, palette)
+    explain_markers(wait, analysis, palette)
     legend(wait, palette, columns=5)
     for number, axes in enumerate(panels):
         mark(axes, analysis, palette, with_labels=number == 0)
@@ -87,63 +84,12 @@ def _failures(axes: Axes, analysis: Analysis, middles: Sequence[float], palette:
         list(number_at), [0.0] * len(number_at), "x", color=palette.series[1], markersize=6, markeredgewidth=1.8, clip_on=False,
         label="requests failed", zorder=5,
     )  # fmt: skip
-    if len(number_at) <= _MAX_LABELS:
+    if len(number_at) <= MAX_LABELS:
         for at_s, number in number_at.items():
             axes.annotate(
                 str(number), (at_s, 0.0), xytext=(0, 6), textcoords="offset points", ha="center", color=palette.series[1],
                 fontsize=8, zorder=5,
             )  # fmt: skip
-
-
-def mark(axes: Axes, analysis: Analysis, palette: Palette, *, with_labels: bool) -> None:
-    """What was done to the system, and how the traffic changed."""
-    start_s, end_s = analysis.span.start_s, analysis.span.end_s
-    right_s = analysis.series.start_s[-1] + analysis.series.window_s
-    for cut_start_s, cut_end_s in ((0.0, start_s), (end_s, right_s)):
-        if cut_end_s - cut_start_s > analysis.series.window_s / 2:
-            axes.axvspan(cut_start_s, cut_end_s, facecolor=palette.grid, alpha=0.45, linewidth=0, zorder=0)
-    committed = [swap for swap in analysis.timeline.swaps if swap.outcome == COMMITTED]
-    for swap in committed:
-        at_s = swap.at_s + swap.duration_s
-        axes.axvline(at_s, color=palette.series[3], linewidth=1.0, linestyle=_SWAP_DASHES, zorder=2)
-        if with_labels and len(committed) <= _MAX_LABELS:
-            _note(axes, at_s, 0.03, str(swap.version), palette.series[3])
-    shifts = [recovery.shift for recovery in analysis.recoveries]
-    if shifts and shifts[0].at_s > 0 and with_labels:
-        _note(axes, 0.0, 0.91, shifts[0].before, palette.ink)
-    for shift in shifts:
-        axes.axvline(shift.at_s, color=palette.ink, linewidth=1.6, zorder=2)
-        if shift.ends_at_s > shift.at_s:
-            axes.axvspan(shift.at_s, shift.ends_at_s, facecolor=palette.series[4], alpha=0.15, linewidth=0, zorder=0)
-        if with_labels:
-            text = f"{shift.before} → {shift.after}" if shift.ends_at_s > shift.at_s else shift.after
-            _note(axes, shift.at_s, 0.91, text, palette.ink)
-    for action in analysis.run.record.actions if analysis.run.record else ():
-        if action.do not in ("swap", "rollback"):
-            axes.axvline(action.at_s, color=palette.series[1], linewidth=1.2, linestyle=_ACTION_DASHES, zorder=2)
-            if with_labels:
-                _note(axes, action.at_s, 0.8, f"{action.do} {action.process}".strip(), palette.series[1])
-
-
-def _explain_markers(axes: Axes, analysis: Analysis, palette: Palette) -> None:
-    """Entries of the legend for the markers there are."""
-    actions = analysis.run.record.actions if analysis.run.record else []
-    entries = (
-        ("draft swapped, to version", palette.series[3], _SWAP_DASHES, analysis.blip is not None),
-        ("traffic changes", palette.ink, "-", bool(analysis.recoveries)),
-        ("action", palette.series[1], _ACTION_DASHES, any(action.do not in ("swap", "rollback") for action in actions)),
-    )
-    for label, colour, dashes, is_there in entries:
-        if is_there:
-            axes.plot([], [], color=colour, linestyle=dashes, linewidth=1.4, label=label)
-
-
-def _note(axes: Axes, at_s: float, height: float, text: str, colour: str) -> None:
-    """Beside a marker; `height` is a share of the axes."""
-    axes.annotate(
-        text, (at_s, height), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points", color=colour,
-        fontsize=8, va="bottom",
-    )  # fmt: skip
 
 
 def engines(analysis: Analysis, palette: Palette) -> Figure | None:

@@ -86,7 +86,7 @@ def blip(found: SwapBlip) -> str:
     ]
     details = f"; within {found.half_width_s:.1f} s of a swap, against times without one: {', '.join(parts)}" if parts else ""
     num_failed = sum(swap.num_failed for swap in found.swaps)
-    return f"{count} swap{'s' if count != 1 else ''}: {verdict}{details}; {num_failed} requests failed beside a swap."
+    return f"{count} swap{'s' if count != 1 else ''}: {verdict}{details}; requests that failed beside one: {num_failed}."
 
 
 def regression(comparisons: Sequence[Comparison]) -> list[str]:

@@ -296,3 +296,18 @@ def test_two_runs_of_one_system_are_rarely_told_apart(tmp_path: Path) -> None:
     runs = [measured(seed) for seed in range(6)]
     false_alarms = [worse(regression(one, other)) for one, other in pairwise(runs)]
     assert sum(map(bool, false_alarms)) <= 1
+
+
+def test_every_request_is_counted_in_just_the_windows_it_was_open_in() -> None:
+    rng = np.random.default_rng(0)
+    records = [
+        request(index, at_s=float(at_s), gaps_s=[float(gap_s)])
+        for index, (at_s, gap_s) in enumerate(zip(rng.uniform(0, 195, 300), rng.uniform(0, 30, 300), strict=True))
+    ]
+    times_s = [float(at_s) for at_s in rng.uniform(5, 190, 12)]
+    found = swap_blip(records, [swap(at_s) for at_s in sorted(times_s)], SPAN)
+    assert found is not None
+    for effect in found.swaps:
+        start_s, end_s = effect.at_s - MARGIN_S, effect.at_s + MARGIN_S
+        slow = sum(record.intended_at_s < end_s and start_s < record.ended_at_s for record in records)
+        assert effect.num_requests == slow

@@ -17,7 +17,7 @@ from loadtest.records import ActionRecord, EngineSample, RequestRecord, Swap, Sy
 from loadtest.report import result, words
 from loadtest.report.analysis import analyse
 from loadtest.report.compare import compare_runs
-from loadtest.report.theme import NAMES, MissingMatplotlib, new_figure
+from loadtest.report.theme import NAMES
 
 SHIFT = """
 name = "shift"
@@ -294,10 +294,13 @@ def test_compare_refuses_to_believe_an_invalid_run(tmp_path: Path) -> None:
     assert main(["bench", "compare", base, killed]) == 1
 
 
-def test_a_missing_matplotlib_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_named_with_its_cure(
+    shift_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingMatplotlib, match=r"paceline\[bench\]"):
-        new_figure(1.0, 1.0)
+    assert main(["bench", "report", str(shift_run)]) == 2
+    assert "pip install 'paceline[bench]'" in capsys.readouterr().err
+    assert main(["bench", "compare", str(shift_run), str(shift_run)]) == 0, "which draws nothing"
 
 
 @pytest.mark.parametrize(
