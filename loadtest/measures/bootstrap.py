@@ -90,7 +90,9 @@ def around(value: float, resampled: Floats, num_units: int) -> Estimate:
 def _widening(num_units: int) -> float:
     """A bootstrap of few units is too narrow: by their number less one, and by Student's t instead of the normal."""
     z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), num_units - 1
+    # Student's t from the normal (Abramowitz and Stegun 26.7.5): within 0.3 % from four degrees of freedom on.
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
     return t / z * (num_units / freedom) ** 0.5
 
 

@@ -9,7 +9,7 @@ from written_run import STEADY, request, sample, write_run
 
 from loadtest.detectors.domain_shift import Recovery, recoveries, shifts
 from loadtest.detectors.losslessness import Answer, agree, greedy, losslessness
-from loadtest.detectors.regression import independent, regression, verdict, worse
+from loadtest.detectors.regression import independent, regression, verdict, widened, worse
 from loadtest.detectors.swap_blip import MARGIN_S, swap_blip
 from loadtest.measures.headline import MEASURES
 from loadtest.measures.timeline import Window, read_timeline
@@ -216,6 +216,11 @@ def test_depth_and_recovery_of_a_shift(tmp_path: Path) -> None:
     assert found.recovered_after_s == 30.0, "AL over three windows is 1.8 at the end of the sixth"
 
 
+def test_recovery_counts_from_the_lowest_point_on(tmp_path: Path) -> None:
+    found = recovery_of(tmp_path, [2.0] * 9, [2.0, 1.2, 1.2, 1.2, 1.2, 1.8, 1.8, 1.8, 1.8, 1.8, 1.8, 1.8])
+    assert found.recovered_after_s == 40.0, "the draft did well for a window, before the traffic had changed"
+
+
 def test_a_shift_that_nothing_notices_needs_no_recovery(tmp_path: Path) -> None:
     found = recovery_of(tmp_path, [2.0] * 9, [2.0] * 9)
     assert (found.dip_share, found.recovered_after_s) == (pytest.approx(0.0), 0.0)
@@ -269,6 +274,11 @@ def test_ratios_are_compared_by_their_logarithms() -> None:
     assert found.change.value == pytest.approx(2.0)
     assert found.change.low == pytest.approx(2.0 / np.exp(below))
     assert found.verdict == "worse"
+
+
+def test_an_interval_is_widened_on_both_sides() -> None:
+    found = widened(Estimate(10.0, 8.0, 13.0), 0.99)
+    assert (found.low, found.high) == pytest.approx((10 - 2 * 2.5758 / 1.95996, 10 + 3 * 2.5758 / 1.95996), rel=1e-4)
 
 
 def test_more_measures_need_wider_intervals() -> None:

@@ -16,6 +16,7 @@ from loadtest.measures.table import RequestTable
 from loadtest.measures.timeline import Verified, VerifiedRequests, read_timeline, take_verified, window_length_s
 from loadtest.records import EngineSample
 from loadtest.report.analysis import analyse
+from loadtest.report.result import result
 from loadtest.scenario import Slo
 from loadtest.statistics import Estimate, Interval
 
@@ -137,6 +138,15 @@ def test_a_ratio_is_sum_over_sum_with_an_interval_around_it() -> None:
     half_width = 2.0096 * numerators.std(ddof=1) / math.sqrt(50) / 5  # Student's t for 49 degrees of freedom
     assert (found.low, found.high) == pytest.approx((found.value - half_width, found.value + half_width), rel=0.01)
     assert math.isnan(bootstrap.ratio(blocks, numerators, np.zeros(50)).value)
+
+
+def test_intervals_of_few_units_are_widened_as_student_has_it() -> None:
+    normal = np.random.default_rng(0).normal(size=200_000)
+    five, many = bootstrap.around(0.0, normal, 5), bootstrap.around(0.0, normal, 10_000)
+    assert (many.low, many.high) == pytest.approx((-1.96, 1.96), rel=0.02)
+    assert five.high / many.high == pytest.approx(2.776 / 1.96 * math.sqrt(5 / 4), rel=0.01)
+    assert five.low / many.low == pytest.approx(2.776 / 1.96 * math.sqrt(5 / 4), rel=0.01)
+    assert math.isnan(bootstrap.around(0.0, normal, 1).low), "one unit does not tell how units differ"
 
 
 def test_the_interval_of_blocks_is_wider_where_requests_are_slow_together() -> None:
@@ -288,6 +298,19 @@ def test_exact_numbers_of_a_small_run(tmp_path: Path) -> None:
     assert found.acceptance.by_position == pytest.approx([0.6, 0.2])
     assert found.acceptance_source == "counters"
     assert found.cost.cpu_s == {"engine": 2.0}
+
+
+def test_without_a_cool_down_the_last_answers_are_waited_for(tmp_path: Path) -> None:
+    late = request(1, at_s=99.0, ttft_s=5.0, gaps_s=[1.0])
+    assert analyse(write_run(tmp_path, [request(0, at_s=0.0), late])).span == Interval(0.0, 105.0)
+
+
+def test_an_answer_that_breaks_off_is_a_failure(tmp_path: Path) -> None:
+    outcomes = ["ok", "truncated", "failed", "cancelled"]
+    found = analyse(write_run(tmp_path, [request(index, at_s=index, outcome=word) for index, word in enumerate(outcomes)]))
+    assert found.everything.failed_share.value == pytest.approx(2 / 3)
+    assert found.everything.good_share.value == pytest.approx(1 / 3)
+    assert result(found)["failed"] == 2
 
 
 def test_cost_is_processor_time_over_tokens(tmp_path: Path) -> None:

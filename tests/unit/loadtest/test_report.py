@@ -180,6 +180,16 @@ def test_the_page_needs_nothing_but_itself(shift_run: Path) -> None:
         assert name in found.text
 
 
+def test_words_of_servers_are_text_and_never_markup(tmp_path: Path) -> None:
+    odd = [replace(each, kv_path=f"<b>{each.index % 2}</b> & more") for each in requests()]
+    main(["bench", "report", str(write_run(tmp_path, odd, scenario=SHIFT))])
+    text = (tmp_path / "report.html").read_text()
+    assert "<b>" not in text
+    found = Page()
+    found.feed(text)
+    assert "<b>1</b> & more" in found.text
+
+
 def test_figures_take_their_colours_from_a_palette_only(shift_run: Path) -> None:
     from loadtest.report import spread_figures, theme, time_figures
 
