@@ -121,8 +121,10 @@ def _requests(analysis: Analysis) -> str:
         f"{analysis.everything.num_requests:,} requests in {analysis.span.length_s:.0f} s: {outcomes['ok']:,} answered whole, "
         f"{outcomes['failed']:,} failed, {outcomes['truncated']:,} cut off, {outcomes['cancelled']:,} left by their client"
     )
-    lag = analysis.dispatch_lag_p99_ms
-    return text + (f"; dispatch lag p99 {number(lag)} ms." if lag is not None else ".")
+    lag_ms = analysis.dispatch_lag_p99_ms
+    busy_share = analysis.run.record.busy_share if analysis.run.record else None
+    text += f"; dispatch lag p99 {number(lag_ms)} ms" if lag_ms is not None else ""
+    return text + (f"; the load tester was busy {100 * busy_share:.0f} % of the time." if busy_share is not None else ".")
 
 
 def _latency(analysis: Analysis) -> str:

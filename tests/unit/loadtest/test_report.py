@@ -320,6 +320,11 @@ def test_numbers_for_people(value: float | None, text: str) -> None:
     assert words.number(value) == text
 
 
+def test_it_is_told_how_busy_the_load_tester_was(tmp_path: Path) -> None:
+    said = words.sentences(analyse(write_run(tmp_path, requests(), scenario=SHIFT, record=replace(ENDED, busy_share=0.93))))
+    assert said[1].endswith("dispatch lag p99 0 ms; the load tester was busy 93 % of the time.")
+
+
 def test_a_run_without_speculation_has_no_words_about_it(tmp_path: Path) -> None:
     said = words.sentences(analyse(write_run(tmp_path, requests(), scenario=STEADY)))
     assert not [line for line in said if "AL" in line]
