@@ -105,8 +105,8 @@ async def the_metrics_tell_the_story(system: System) -> None:
 async def the_readme_example_prints_verify_steps(system: System) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "zmq.SUB" in block]
-    code = example.replace("~/.cache/paceline/state", str(system.state_dir))
-    process = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, text=True)
+    home = os.environ | {"PACELINE_HOME": str(system.state_dir.parent)}
+    process = subprocess.Popen([sys.executable, "-u", "-c", example], env=home, stdout=subprocess.PIPE, text=True)
     try:
         await asyncio.sleep(2.0)  # a subscriber sees what is sent after it joined
         await run_batch(system.url, system.model, human_eval().train[:1], concurrency=1, options={"max_tokens": 8})
