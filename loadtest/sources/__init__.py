@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from loadtest.traffic import Prompt, TrafficError, human_eval
+from loadtest.scenario import is_file
+from loadtest.sources import chats, reasoning_gym, sharegpt
+from loadtest.traffic import Prompt, Source, TrafficError, human_eval
+
+PACKAGES = {"human_eval": human_eval, "reasoning_gym": reasoning_gym.load, "sharegpt": sharegpt.load}
+
+
+def load(name: str) -> Source:
+    """A source by its name, or by its path; raises TrafficError where it is not there or holds no prompt."""
+    if is_file(name):
+        return chats.load(Path(name))
+    if name not in PACKAGES:
+        raise TrafficError(f"no source is called {name!r}; there are {', '.join(PACKAGES)}, and files by their path")
+    return PACKAGES[name]()
 
 
 def open_source(name: str, split: str) -> Sequence[Prompt]:
     """The prompts of a source's split (`train` or `heldout`), at least one; raises TrafficError."""
-    if name != "human_eval":
-        raise TrafficError(f"no source is called {name!r}; there is human_eval")
-    source = human_eval()
-    return source.heldout if split == "heldout" else source.train
+    prompts = load(name).part(split)
+    if not prompts:
+        raise TrafficError(f"{name} holds no prompt in its {split} part; give it more prompts, or ask for the other part")
+    return prompts
