@@ -32,7 +32,7 @@ from wire.spec import CaptureSpec
 _STATS_EVERY_S = 1.0
 _BYTES_PER_TOKEN = 4
 """Of a request's body, whose prompt is not read: as many KV blocks as it would fill in English."""
-_SPEC = CaptureSpec(
+SPEC = CaptureSpec(
     target_id=MODEL,
     target_revision="0" * 16,
     tokenizer_sha256="none",
@@ -58,7 +58,7 @@ class MockEngine(EngineStandIn):
 
     def __init__(self, engine_id: str, pace: Pace, alphabet: Alphabet, kv_events: KvEvents | None = None) -> None:
         """`kv_events` tells a gateway of KV; None where there is none to tell."""
-        super().__init__(engine_id, _SPEC, draft_version=0)
+        super().__init__(engine_id, SPEC, draft_version=0)
         self.pace = pace
         self.kv_events = kv_events
         self._alphabet = alphabet

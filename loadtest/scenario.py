@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from wire.config import Config, load_tables
+from wire.errors import ConfigError
+
+SHIPPED = Path(__file__).parent / "scenarios"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -174,6 +177,16 @@ class Scenario(Config):
                 if phase[key] is not None:
                     phase[key] = {_anchored(source, directory): weight for source, weight in phase[key].items()}
         return cls.build(tables, source=str(path))
+
+
+def locate(path: Path) -> Path:
+    """The shipped scenario where `path` is the bare name of one, else `path` itself; raises ConfigError where it is neither."""
+    if path.suffix == ".toml" or len(path.parts) > 1 or path.is_file():
+        return path
+    names = sorted(found.stem for found in SHIPPED.glob("*.toml"))
+    if path.name not in names:
+        raise ConfigError(f"no file and no shipped scenario is called {path.name!r}; there are {', '.join(names)}")
+    return SHIPPED / f"{path.name}.toml"
 
 
 def is_file(source: str) -> bool:

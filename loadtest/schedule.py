@@ -14,7 +14,7 @@ import numpy as np
 
 from loadtest.draws import Deck, Floats, Integers, Mix, arrival_times, generator
 from loadtest.scenario import Closed, Lane, Phase, Poisson, Scenario, Trace, is_file
-from loadtest.traces import TraceRow, read_trace
+from loadtest.traces import Recording, TraceRow, read_trace
 
 SizeOf = Callable[[str, str], int]
 """Number of prompts of a source and a split; at least 1."""
@@ -54,6 +54,8 @@ class LanePlan:
     def __init__(self, lane: Lane, seed: int, size_of: SizeOf) -> None:
         """Raises TrafficError where a trace cannot be read."""
         self.lane = lane
+        self.num_broken_rows = 0
+        """Of its traces."""
         self.starts_s = [0.0, *np.cumsum([phase.duration_s for phase in lane.phase]).tolist()]
         """Of each phase, and the lane's end."""
         self._seed = seed
@@ -110,14 +112,15 @@ class LanePlan:
 
     def _plan(self, phase: Phase, start_s: float) -> _Stretch:
         draw = generator(self._seed, self.lane.name, start_s, phase.name)
-        times_s, rows = _arrivals(phase, draw)
+        times_s, recording = _arrivals(phase, draw)
         mix = Mix(phase)
         choices = mix.choose(times_s / phase.duration_s, draw.random(len(times_s)))
         numbers = np.zeros(len(times_s), dtype=np.int64)
         for index, name in enumerate(mix.names):
             is_chosen = choices == index
             numbers[is_chosen] = self._deck(name, phase.split).take(int(is_chosen.sum()))
-        return _Stretch(phase, times_s + start_s, mix.names, choices, numbers, rows)
+        self.num_broken_rows += recording.num_broken if recording else 0
+        return _Stretch(phase, times_s + start_s, mix.names, choices, numbers, recording.rows if recording else None)
 
     def _deck(self, source: str, split: str) -> Deck:
         key = (source, split)
@@ -149,12 +152,12 @@ def label(text: str) -> str:
     return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._:-") else "_" for letter in text)[:64]
 
 
-def _arrivals(phase: Phase, draw: np.random.Generator) -> tuple[Floats, list[TraceRow] | None]:
+def _arrivals(phase: Phase, draw: np.random.Generator) -> tuple[Floats, Recording | None]:
     match phase.arrivals:
         case Poisson() as arrivals:
             return arrival_times(arrivals, phase.duration_s, draw), None
         case Trace() as arrivals:
-            rows = [row for row in read_trace(arrivals.path) if row.at_s(arrivals.time_scale) < phase.duration_s]
-            return np.array([row.at_s(arrivals.time_scale) for row in rows]), rows
+            recording = read_trace(arrivals.path, before_ms=phase.duration_s / arrivals.time_scale * 1000)
+            return np.array([row.at_s(arrivals.time_scale) for row in recording.rows]), recording
         case _:
             raise AssertionError(f"{phase.arrivals} is not an open loop")

@@ -6,8 +6,10 @@ that requests share prefixes as the recorded ones did.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -39,27 +41,46 @@ class TraceRow(msgspec.Struct, frozen=True):
         return max(round(self.output_length * length_scale), 1)
 
 
-def read_trace(path: Path) -> list[TraceRow]:
-    """The rows in time order; lines that are none are skipped. Raises TrafficError where nothing is left."""
+@dataclass(frozen=True)
+class Recording:
+    """What was read of a trace."""
+
+    rows: list[TraceRow]
+    """In time order."""
+    num_broken: int
+    """Lines that are no rows."""
+
+
+def read_trace(path: Path, *, before_ms: float = math.inf) -> Recording:
+    """The rows before that time of the trace. Raises TrafficError where the file cannot be read or holds no row at all."""
+    rows: list[TraceRow] = []
+    num_broken = num_rows = 0
     try:
         with path.open("rb") as lines:
-            rows = sorted(_rows(lines), key=lambda row: row.timestamp)
+            for row in _rows(lines):
+                if row is None:
+                    num_broken += 1
+                    continue
+                num_rows += 1
+                if row.timestamp < before_ms:
+                    rows.append(row)
     except OSError as error:
         raise TrafficError(f"cannot read the trace {path}: {error}") from error
-    if not rows:
+    if not num_rows:
         raise TrafficError(
             f"{path} holds no line with timestamp, input_length and output_length; is it a Mooncake-style trace?"
         )
-    return rows
+    return Recording(sorted(rows, key=lambda row: row.timestamp), num_broken)
 
 
-def _rows(lines: Iterable[bytes]) -> Iterator[TraceRow]:
+def _rows(lines: Iterable[bytes]) -> Iterator[TraceRow | None]:
+    """None for a line that is no row."""
     decoder = msgspec.json.Decoder(TraceRow)
     for line in lines:
         try:
             yield decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield None
 
 
 def words_of(row: TraceRow, vocabulary: Sequence[str], *, length_scale: float, seed: int) -> str:

@@ -15,9 +15,9 @@ from loadtest.run.conduct import conduct
 from loadtest.run.lanes import Prompts
 from loadtest.run.output import Output
 from loadtest.run.target import find
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, locate
 from loadtest.schedule import plan, sources
-from loadtest.sources import open_source
+from loadtest.sources import load, open_part
 
 
 def run(
@@ -32,9 +32,16 @@ def run(
     commit: str | None,
     versions: Mapping[str, str],
 ) -> int:
-    """Returns 0 for a valid run, 1 for one that must not be believed; raises PacelineError where it cannot begin."""
-    scenario = Scenario.read(path, list(overrides))
-    prompts = {(name, split): open_source(name, split) for name, split in sources(scenario)}
+    """`path` may be a shipped scenario's name.
+
+    Returns 0 for a valid run, 1 for one that must not be believed; raises PacelineError where it cannot begin.
+    """
+    scenario = Scenario.read(locate(path), list(overrides))
+    loaded = {name: load(name) for name, _ in sources(scenario)}
+    prompts = {(name, split): open_part(name, loaded[name], split) for name, split in sources(scenario)}
+    for name, source in loaded.items():
+        if source.num_broken:
+            print(f"{name}: broken and passed over: {source.num_broken}")
     directory = out_dir or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     record = uvloop.run(
         _run(
@@ -66,6 +73,9 @@ async def _run(
     versions: Mapping[str, str],
 ) -> RunRecord:
     plans = plan(scenario, lambda name, split: len(prompts[name, split]))
+    for lane_plan in plans:
+        if lane_plan.num_broken_rows:
+            print(f"lines of the traces of {lane_plan.lane.name}, broken and passed over: {lane_plan.num_broken_rows}")
     async with new_session(1) as session:
         target = await find(session, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
         actions.check(scenario, target)

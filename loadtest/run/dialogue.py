@@ -18,7 +18,7 @@ class Dialogue:
         self._prompt = prompt
         self.num_turns = 1 if lane.turns is None else lane.turns.number
         self._messages = list(prompt.messages) if lane.turns is None else _opening(prompt)
-        self._later_questions = [] if lane.turns is None else _questions(prompt)[1:]
+        self._later_questions = [] if lane.turns is None else [*_questions(prompt)[1:], *prompt.later_questions]
         self._turn = 0
 
     def prompt(self) -> Prompt:

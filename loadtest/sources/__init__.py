@@ -21,9 +21,9 @@ def load(name: str) -> Source:
     return PACKAGES[name]()
 
 
-def open_source(name: str, split: str) -> Sequence[Prompt]:
+def open_part(name: str, source: Source, split: str) -> Sequence[Prompt]:
     """The prompts of a source's split (`train` or `heldout`), at least one; raises TrafficError."""
-    prompts = load(name).part(split)
+    prompts = source.part(split)
     if not prompts:
         raise TrafficError(f"{name} holds no prompt in its {split} part; give it more prompts, or ask for the other part")
     return prompts

@@ -45,6 +45,16 @@ def test_a_conversation_takes_the_users_turns_with_real_answers_and_then_follows
     assert asked[3].messages[-1] == message("user", FOLLOW_UPS[1])
 
 
+def test_a_conversation_goes_on_with_the_recorded_users_later_questions() -> None:
+    recorded = Prompt("p", (message("user", "u0"),), ("u1", "u2"))
+    assert Dialogue(lane(), recorded, seed=0, index=0).prompt().messages == (message("user", "u0"),)
+    talk = Dialogue(lane(turns={"number": 4}), recorded, seed=0, index=0)
+    for answer in ("a0", "a1", "a2"):
+        talk.answered(answer)
+    asked = [one["content"] for one in talk.prompt().messages if one["role"] == "user"]
+    assert asked == ["u0", "u1", "u2", FOLLOW_UPS[0]]
+
+
 def test_pauses_and_departures_are_drawn_and_the_same_each_time() -> None:
     options = {"turns": {"number": 3, "mean_think_time_s": 2.0}, "cancel": {"share": 0.25, "mean_after_s": 5.0}}
     pauses = [dialogue(index, **options).think_time_s() for index in range(2000)]

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import scenario as scenario_module
 from loadtest.detectors.domain_shift import shifts
 from loadtest.run.output import as_toml
-from loadtest.scenario import Scenario, Trace
+from loadtest.scenario import SHIPPED, Scenario, Trace, locate
 from loadtest.schedule import Planned, plan, sources
-from loadtest.sources import PACKAGES, open_source
+from loadtest.sources import PACKAGES, load
+from wire.errors import ConfigError
 
-DIRECTORY = Path(scenario_module.__file__).parent / "scenarios"
 NAMES = [
     "burst",
     "domain_shift",
@@ -28,22 +27,33 @@ NAMES = [
     "steady",
     "swap_storm",
 ]
-FILES = sorted(path.stem for path in DIRECTORY.glob("*.toml"))
+FILES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 CONTEXT_TOKENS = 2048
 """Of the default configuration."""
 
 
 def read(name: str) -> Scenario:
-    return Scenario.read(DIRECTORY / f"{name}.toml", [])
+    return Scenario.read(locate(Path(name)), [])
 
 
 @cache
 def size_of(name: str, split: str) -> int:
-    return len(open_source(name, split))
+    return len(load(name).part(split))
 
 
 def planned(one: Scenario) -> list[Planned]:
     return [request for lane_plan in plan(one, size_of) for request in lane_plan.planned()]
+
+
+def test_a_name_is_a_shipped_scenario_and_a_path_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locate(Path("steady.small")) == SHIPPED / "steady.small.toml"
+    assert locate(Path("steady.toml")) == Path("steady.toml")
+    assert locate(Path("mine/steady")) == Path("mine/steady")
+    with pytest.raises(ConfigError, match=r"'stead'; there are burst, .*steady, steady\.small"):
+        locate(Path("stead"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steady").write_text("")
+    assert locate(Path("steady")) == Path("steady"), "a file that is there is meant"
 
 
 def test_all_are_there_each_with_a_small_variant() -> None:

