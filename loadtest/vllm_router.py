@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from loadtest.processes import SystemUnderTestError, free_ports, running_process
+from loadtest import environments
+from loadtest.processes import free_ports, running_process
 
 VERSION = "0.1.17"
+_NAME = f"vllm-router-{VERSION}"
 _REQUIREMENTS = (f"vllm-router=={VERSION}",)
 _DEADLINE_S = 60.0
-_INSTALL_DEADLINE_S = 600.0
 
 
 def environment_dir() -> Path:
     """Where it is installed."""
-    home = Path(os.environ.get("PACELINE_HOME") or Path.home() / ".cache" / "paceline")
-    return home / "venvs" / f"vllm-router-{VERSION}"
+    return environments.environment_dir(_NAME)
 
 
 def ensure_installed() -> Path:
     """Its Python, installed first where it is absent; raises SystemUnderTestError with pip's reason."""
-    directory = environment_dir()
-    python, mark = directory / "bin" / "python", directory / "installed"
-    if mark.is_file():
-        return python
-    for argv in (
-        [sys.executable, "-m", "venv", "--clear", str(directory)],
-        [str(python), "-m", "pip", "install", *_REQUIREMENTS],
-    ):
-        answer = subprocess.run(argv, capture_output=True, text=True, timeout=_INSTALL_DEADLINE_S)
-        if answer.returncode:
-            raise SystemUnderTestError(f"{' '.join(argv)} ended with code {answer.returncode}: {answer.stderr[-1000:]}")
-    mark.touch()
-    return python
+    return environments.ensure_installed(_NAME, _REQUIREMENTS)
 
 
 @asynccontextmanager
