@@ -61,12 +61,12 @@ def test_lanes_run_side_by_side_and_a_slower_one_shows(monkeypatch: pytest.Monke
             serving(slow, 0, f"tcp://127.0.0.1:{ports[0]}") as slow_url,
             serving(fast, 0, f"tcp://127.0.0.1:{ports[1]}") as fast_url,
         ):
-            return await overhead.side_by_side([(slow_url, 4), (fast_url, 2)], PROMPTS, for_s=1.0, skip_s=0.2)
+            return await overhead.side_by_side([(slow_url, 4), (fast_url, 2)], PROMPTS, for_s=2.0, skip_s=0.2)
 
     slow, fast = asyncio.run(run())
     found = overhead.differences_ms(overhead.first_bytes(slow), overhead.first_bytes(fast))
     assert found["p50"].value > 50
-    assert min(len(slow), len(fast)) > 4
+    assert min(len(slow), len(fast)) >= 4
 
 
 def test_the_baseline_compares_waits_and_counts_failures_around_the_kill() -> None:
