@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +111,12 @@ def test_no_file_is_called_utils() -> None:
 def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_program_in_a_string_imports_vllm_where_code_may_not() -> None:
+    pattern = re.compile(r"^\s*(?:from|import)\s+vllm\b", re.MULTILINE)
+    packages = ("wire", "launch", "server", "drafter", "learner", "rl", "loadtest")
+    paths = [path for package in packages for path in (Path(__file__).parents[2] / package).rglob("*.py")]
+    found = [path for path in paths if pattern.search(path.read_text())]
+    assert found
+    assert all(path.parent.name == "engine" and path.parent.parent.name == "server" for path in found), found
