@@ -30,7 +30,7 @@ NUM_PROMPTS = 16
 OPTIONS: dict[str, Any] = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": True}
 BACK_WITHIN_S = 300.0
 CALM_S = 8.0
-"""Before each kill, so that streams run on every engine again."""
+"""Before each kill, at the least, so that streams run on every engine again."""
 
 How = Literal["process", "group"]
 ROUNDS: tuple[How, ...] = ("process", "group")
@@ -70,11 +70,22 @@ async def _drill(
         async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
             for how in ROUNDS:
                 for name in victims(system):
-                    await asyncio.sleep(CALM_S)
+                    await calm(load)
                     kills.append(await kill(system, name, how))
                     progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
             await asyncio.sleep(CALM_S)
     return load, kills, reference
+
+
+async def calm(load: Load) -> None:
+    """Wait until requests are served again, one for each client; raises SystemUnderTestError where they are not."""
+    num_before = load.num_ok
+    deadline_s = time.monotonic() + BACK_WITHIN_S
+    await asyncio.sleep(CALM_S)
+    while load.num_ok < num_before + CONCURRENCY:
+        if time.monotonic() > deadline_s:
+            raise SystemUnderTestError(f"{load.num_ok - num_before} requests were served within {BACK_WITHIN_S:.0f} s")
+        await asyncio.sleep(CALM_S / 8)
 
 
 async def undisturbed(system: System, prompts: Sequence[Prompt]) -> dict[str, str]:

@@ -25,6 +25,10 @@ class Load:
     def failed(self) -> list[StreamResult]:
         return [result for result in self.results if not result.is_ok]
 
+    @property
+    def num_ok(self) -> int:
+        return len(self.results) - len(self.failed)
+
     def reasons(self) -> list[str]:
         """Distinct reasons of failures, a few."""
         texts = dict.fromkeys(result.error or ("truncated" if result.is_truncated else "incomplete") for result in self.failed)

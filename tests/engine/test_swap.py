@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +33,17 @@ def test_swaps_under_load_leave_every_token_as_it_was(tiny_engine: LiveEngine) -
     for version in (1, 2):
         tiny_engine.stage(version)
     digest = tiny_engine.ok("/paceline/digest")["target"]
-    done = threading.Event()
-    num_swaps = 0
 
-    def swap_on() -> None:
-        nonlocal num_swaps
-        while not done.is_set():
-            tiny_engine.commit(1 + num_swaps % 2)
-            num_swaps += 1
+    def swap_five_times() -> None:
+        for number in range(5):
+            tiny_engine.commit(1 + number % 2)
 
-    swapper = threading.Thread(target=swap_on)
-    swapper.start()
-    try:
-        swapped = tiny_engine.complete_all(PROMPTS, max_tokens=120)
-    finally:
-        done.set()
-        swapper.join()
-    assert num_swaps >= 5
-    assert [completion.token_ids for completion in swapped] == [completion.token_ids for completion in reference]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        swapping = pool.submit(swap_five_times)
+        while not swapping.done():
+            swapped = tiny_engine.complete_all(PROMPTS, max_tokens=120)
+            assert [each.token_ids for each in swapped] == [each.token_ids for each in reference]
+        swapping.result()
     assert tiny_engine.ok("/paceline/digest")["target"] == digest
 
 
