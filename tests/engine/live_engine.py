@@ -12,11 +12,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import zmq
 
 from launch.host import find_openmp, free_ports
@@ -25,7 +26,10 @@ from wire.frames import check_capture
 from wire.messages import TOPIC_STATS, CaptureStep, EngineStats, decode
 
 TOKEN = "engine-test-token"
-START_DEADLINE_S = 240.0
+START_DEADLINE_S = 480.0
+DEADLINE_S = 120.0
+"""For what takes a moment where nothing else runs."""
+MARKER = "settle-mark"
 CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
 
 
@@ -54,6 +58,8 @@ class Listener:
         self.captured: list[Captured] = []
         self.events: list[CaptureStep] = []
         self.stats: list[EngineStats] = []
+        self.marks: set[tuple[str, str]] = set()
+        """What has come of marked requests: (request id, `captured`, `event` or `ended`)."""
         self.events_endpoint = events_endpoint
         self._context = zmq.Context()
         self._pull = self._context.socket(zmq.PULL)
@@ -84,11 +90,21 @@ class Listener:
                 if socket is self._pull:
                     message = decode(parts[0])
                     assert isinstance(message, CaptureStep)
-                    self.captured.append(Captured(message, *check_capture(message, parts[1:])))
+                    rest = self._without_marks(message, "captured")
+                    if rest.spans or rest.finished_ids:
+                        self.captured.append(Captured(rest, *check_capture(message, parts[1:])))
                 elif parts[0] == TOPIC_STATS:
                     self.stats.append(decode(parts[1]))
-                else:
-                    self.events.append(decode(parts[1]))
+                elif (rest := self._without_marks(decode(parts[1]), "event")).spans:
+                    self.events.append(rest)
+
+    def _without_marks(self, message: CaptureStep, channel: str) -> CaptureStep:
+        """What a step says of other requests. A mark runs alone: where it has rows, nobody else has."""
+        self.marks.update((span.request_id, channel) for span in message.spans if MARKER in span.request_id)
+        self.marks.update((request_id, "ended") for request_id in message.finished_ids if MARKER in request_id)
+        spans = [span for span in message.spans if MARKER not in span.request_id]
+        finished_ids = [request_id for request_id in message.finished_ids if MARKER not in request_id]
+        return msgspec.structs.replace(message, spans=spans, finished_ids=finished_ids)
 
 
 class LiveEngine:
@@ -98,10 +114,11 @@ class LiveEngine:
         self.url, self.model, self.state_dir, self.target_dir = url, model, state_dir, target_dir
         self.listener = listener
         self.process = process
+        self._num_marks = 0
 
     def metric(self, name: str) -> float:
         """Sum over the series of one of vLLM's metrics, 0 where there is none."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=DEADLINE_S) as response:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
@@ -170,17 +187,22 @@ class LiveEngine:
         self.ok("/paceline/depth", {"depth": depth})
 
     def settle(self) -> None:
-        """Wait until the channel's thread has sent what the last step left."""
-        seen = -1
-        while seen != len(self.listener.captured):
-            seen = len(self.listener.captured)
-            time.sleep(0.8)
+        """Wait until all that earlier requests left on the channel has come: it keeps its order, so a marked request's
+        capture, event and end come after. To be called where nothing else runs and everything is captured.
+        """
+        self._num_marks += 1
+        mark = f"{MARKER}-{self._num_marks}-"
+        self.complete([1, 2, 3], max_tokens=1, request_id=mark)
+
+        def seen() -> set[str]:
+            return {what for request_id, what in self.listener.marks.copy() if mark in request_id}
+
+        wait_for(lambda: seen() == {"captured", "event", "ended"}, "the marked request went through the channel")
 
     def fresh_stats(self) -> EngineStats:
         """Counters sent after this call."""
         asked_s = time.time()
-        while self.listener.stats[-1].sent_at_s < asked_s:
-            time.sleep(0.1)
+        wait_for(lambda: any(stats.sent_at_s >= asked_s for stats in self.listener.stats[-1:]), "fresh counters are sent")
         return self.listener.stats[-1]
 
     def spans_of(self, completion: Completion) -> list[tuple[CaptureStep, Any]]:
@@ -203,6 +225,13 @@ class LiveEngine:
             ]:
                 assert seen.setdefault(position, token) == token
         return seen
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S:.0f} s: {what}"
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -278,7 +307,7 @@ def _wait_until_healthy(engine: LiveEngine, log_path: Path) -> None:
         if engine.process.poll() is not None:
             raise RuntimeError(f"the engine ended with {engine.process.returncode}:\n{log_path.read_text()[-4000:]}")
         with contextlib.suppress(OSError):
-            if urllib.request.urlopen(engine.url + "/health", timeout=2).status == 200:
+            if urllib.request.urlopen(engine.url + "/health", timeout=10).status == 200:
                 return
         time.sleep(0.5)
     raise RuntimeError(f"the engine was not healthy within {START_DEADLINE_S:.0f} s:\n{log_path.read_text()[-4000:]}")

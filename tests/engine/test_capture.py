@@ -33,14 +33,14 @@ def test_proposed_and_accepted_counts_equal_vllms_own(tiny_engine: LiveEngine) -
 
 
 def test_counters_cover_every_request_also_at_rate_zero(tiny_engine: LiveEngine) -> None:
-    tiny_engine.ok("/paceline/capture", {"rate": 0.0})
     tiny_engine.settle()
     tiny_engine.listener.clear()
+    tiny_engine.ok("/paceline/capture", {"rate": 0.0})
     try:
         completions = tiny_engine.complete_all(PROMPTS, vllm_xargs={"paceline_domain": "uncaptured", "paceline_tenant": "t1"})
-        tiny_engine.settle()
     finally:
         tiny_engine.ok("/paceline/capture", {"rate": 1.0})
+    tiny_engine.settle()
     assert not tiny_engine.listener.captured
     theirs = [completion.metrics["speculative_decoding"] for completion in completions]
     counts = [count for count in tiny_engine.fresh_stats().acceptance if count.domain == "uncaptured"]
@@ -164,8 +164,8 @@ def test_the_rate_selects_requests_by_hash_and_is_bounded(tiny_engine: LiveEngin
     tiny_engine.ok("/paceline/capture", {"rate": 0.5})
     try:
         completions = [tiny_engine.complete(PROMPTS[0], max_tokens=2) for _ in range(40)]
-        tiny_engine.settle()
     finally:
         tiny_engine.ok("/paceline/capture", {"rate": 1.0})
+    tiny_engine.settle()
     share = sum(bool(tiny_engine.spans_of(completion)) for completion in completions) / len(completions)
     assert 0.2 < share < 0.8

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
-from live_engine import LiveEngine
+from live_engine import LiveEngine, wait_for
 
 PROMPTS = [f"depth prompt {i}: " for i in range(6)]
 
@@ -23,26 +22,29 @@ def test_depth_changes_under_load_leave_every_token_as_it_was(tiny_engine: LiveE
     reference = tiny_engine.complete_all(PROMPTS, max_tokens=150)
     tiny_engine.settle()
     tiny_engine.listener.clear()
-    done = threading.Event()
+
+    def depths_seen() -> set[int]:
+        return {span.num_proposed for item in list(tiny_engine.listener.captured) for span in item.message.spans}
 
     def vary() -> None:
-        while not done.is_set():
+        """Until each depth has been in force with steps in flight, five times over."""
+        for _ in range(5):
             for depth in (0, 3, 1, 2):
                 tiny_engine.set_depth(depth)
-                time.sleep(0.05)
+                num_captured = len(tiny_engine.listener.captured)
+                wait_for(lambda before=num_captured: len(tiny_engine.listener.captured) > before + 2, "steps at a depth")
 
-    thread = threading.Thread(target=vary)
-    thread.start()
     try:
-        varied = tiny_engine.complete_all(PROMPTS, max_tokens=150)
+        with ThreadPoolExecutor(1) as pool:
+            varying = pool.submit(vary)
+            while not varying.done():
+                varied = tiny_engine.complete_all(PROMPTS, max_tokens=150)
+                assert [each.token_ids for each in varied] == [each.token_ids for each in reference]
+            varying.result()
     finally:
-        done.set()
-        thread.join()
         tiny_engine.set_depth(3)
     tiny_engine.settle()
-    assert [completion.token_ids for completion in varied] == [completion.token_ids for completion in reference]
-    depths = {span.num_proposed for item in tiny_engine.listener.captured for span in item.message.spans}
-    assert depths == {0, 1, 2, 3}
+    assert depths_seen() == {0, 1, 2, 3}
 
 
 def test_an_impossible_depth_is_refused(tiny_engine: LiveEngine) -> None:

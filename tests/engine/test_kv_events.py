@@ -42,7 +42,7 @@ from server.routing.tokens import CHAT_PATH, Prompts
 from wire.kv_blocks import prompt_chain
 
 BLOCK = 16
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 PARTS_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %}\n{% endfor %}assistant:"

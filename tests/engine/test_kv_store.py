@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import tiny
 from conftest import make_drafts
-from live_engine import Completion, LiveEngine, start_engine
+from live_engine import DEADLINE_S, Completion, LiveEngine, start_engine, wait_for
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
 from launch import host
@@ -126,11 +125,10 @@ def engines(tiny_target: Path, state_dir: Path, conversations: dict[str, Convers
 
 
 def count(engine: LiveEngine, event: str) -> float:
-    """Blocks of the store by what became of them; what a step counts is told at the next one."""
-    engine.complete("tell", max_tokens=1)
-    time.sleep(0.2)
-    engine.complete("tell", max_tokens=1)
-    with urllib.request.urlopen(engine.url + "/metrics", timeout=10) as response:
+    """Blocks of the store by what became of them; what a step counts is told at the next one, and read after one more."""
+    for _ in range(3):
+        engine.complete("tell", max_tokens=1)
+    with urllib.request.urlopen(engine.url + "/metrics", timeout=DEADLINE_S) as response:
         lines = response.read().decode().splitlines()
     (line,) = [line for line in lines if line.startswith("paceline_kv_store_blocks_total{") and f'event="{event}"' in line]
     return float(line.rsplit(" ", 1)[1])
@@ -169,7 +167,7 @@ def test_a_follow_up_turn_after_a_restart_is_not_prefilled_again(
     assert num_hits == (kept.num_stored_blocks - 1) * BLOCK_TOKENS
     assert completion.token_ids == kept.reference.token_ids
     assert accepted(completion) == accepted(kept.reference)  # the draft's KV came along
-    assert count(engine, "loaded") == kept.num_stored_blocks - 1
+    wait_for(lambda: count(engine, "loaded") == kept.num_stored_blocks - 1, "the loaded blocks are counted")
 
 
 def test_another_salt_and_another_tenant_get_nothing(engines: Engines, conversations: dict[str, Conversation]) -> None:
@@ -199,8 +197,8 @@ def test_a_damaged_block_costs_time_and_no_token(
     corrupt = count(engine, "corrupt")
     completion, _ = follow_up(engine, damaged)
     assert completion.token_ids == damaged.reference.token_ids
+    wait_for(lambda: path.exists() and path.read_bytes() == data, "the block is computed anew and stored again")
     assert count(engine, "corrupt") - corrupt == (fault != "lost")
-    assert path.read_bytes() == data  # computed anew and stored again
 
 
 def test_kv_of_another_target_is_never_used(
@@ -217,10 +215,11 @@ def test_kv_of_another_target_is_never_used(
     fresh = engine.complete(updated.prompt, cache_salt="fresh", max_tokens=64)
     assert completion.token_ids == fresh.token_ids != updated.reference.token_ids
     engine.complete([*updated.prompt, *completion.token_ids], cache_salt="straddling", max_tokens=64)
-    assert count(engine, "lost") > 0
-    assert count(engine, "dropped_mixed") > 0
+    wait_for(lambda: count(engine, "lost") > 0, "the promised blocks are counted as lost")
+    wait_for(lambda: count(engine, "dropped_mixed") > 0, "the straddling blocks are dropped")
     directory = KvDirectory(state_dir / "kv")
+    wait_for(lambda: any(realm.target_version == 1 for realm in directory.realms()), "blocks of the new target are stored")
     (realm,) = [realm for realm in directory.realms() if realm.target_version == 1]
     straddling = {name.hex() for name in prompt_chain([*updated.prompt, *completion.token_ids], BLOCK_TOKENS, "straddling")}
     assert straddling.isdisjoint(header.name for header in directory.headers(realm))
-    assert directory.headers(realm)
+    wait_for(lambda: bool(directory.headers(realm)), "blocks of the new target are stored whole")

@@ -23,7 +23,7 @@ QUESTION = "Count from one to ten in words, then say naïve café 🦊 twice."
 def _events(engine: LiveEngine, path: str, body: Any) -> list[bytes]:
     request = urllib.request.Request(engine.url + path, data=json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         return [event + b"\n\n" for event in response.read().split(b"\n\n") if event]
 
 

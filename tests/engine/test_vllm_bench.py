@@ -15,10 +15,13 @@ from loadtest.processes import SystemUnderTestError
 from loadtest.recital import MODEL
 from loadtest.rig import mock_addresses, running_mocks
 
+FIRST_TOKEN_MS = 1500.0
+BETWEEN_TOKENS_MS = 100.0
+
 
 def measured(tokenizer_dir: Path, directory: Path, *, model: str = MODEL) -> Numbers:
     async def run() -> Numbers:
-        addresses = mock_addresses(1, Pace(first_token_s=0.2, between_tokens_s=0.02))
+        addresses = mock_addresses(1, Pace(first_token_s=FIRST_TOKEN_MS / 1e3, between_tokens_s=BETWEEN_TOKENS_MS / 1e3))
         async with running_mocks(addresses):
             workload = Workload(
                 url=addresses[0].url,
@@ -37,8 +40,10 @@ def test_it_reports_what_the_server_did(tiny_target: Path, tmp_path: Path) -> No
     found = measured(tiny_target, tmp_path)
     assert found.num_requests == 5
     assert found.output_tokens == 6
-    assert found.ttft_mean_ms >= 200
-    assert found.tpot_mean_ms == pytest.approx(20, rel=0.5)
+    # A busy machine adds to each, and may take from the second what it adds to the first.
+    assert found.ttft_mean_ms >= FIRST_TOKEN_MS
+    assert found.ttft_mean_ms + 5 * found.tpot_mean_ms >= FIRST_TOKEN_MS + 5 * BETWEEN_TOKENS_MS
+    assert found.tpot_mean_ms < FIRST_TOKEN_MS / 2
 
 
 def test_requests_that_the_server_refuses_are_no_result(tiny_target: Path, tmp_path: Path) -> None:
