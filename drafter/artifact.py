@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from wire.artifact import (
     write_manifest,
 )
 from wire.errors import ArtifactError
-from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256, fsync_path
 from wire.store import DraftStore
 
 
@@ -68,11 +67,7 @@ def write_draft_files(directory: Path, draft: Draft) -> None:
         raise OSError(f"cannot write {WEIGHTS_FILE}: {error}") from error
     (directory / CONFIG_FILE).write_text(json.dumps(vllm_config(draft.core.geometry), indent=2) + "\n")
     for name in (WEIGHTS_FILE, CONFIG_FILE):
-        handle = os.open(directory / name, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_path(directory / name)
 
 
 def load_draft(store: DraftStore, version: int, spec: CaptureSpec, target: TargetParts) -> Draft:

@@ -19,7 +19,7 @@ from pathlib import Path
 from launch.config import paceline_home
 from launch.host import distribution_version
 from wire.errors import PacelineError
-from wire.spec import file_sha256, fsync_directory
+from wire.spec import file_sha256, fsync_path
 
 CHECKSUMS_FILE = "checksums.json"
 
@@ -130,7 +130,7 @@ def build_directory(directory: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(directory)
         staging.chmod(0o755)
         staging.rename(directory)
-        fsync_directory(directory.parent)
+        fsync_path(directory.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

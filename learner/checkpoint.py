@@ -6,7 +6,6 @@ Written aside, flushed, then renamed, so a kill at any moment leaves the old fil
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wire.errors import WireError
-from wire.spec import SCHEMA_VERSION, CaptureSpec, fsync_directory
+from wire.spec import SCHEMA_VERSION, CaptureSpec, fsync_path
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +44,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress) 
     header = {_HEADER: msgspec.json.encode(progress).decode()}
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=header)
-        handle = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_path(temporary)
         temporary.rename(path)
     except SafetensorError as error:
         temporary.unlink(missing_ok=True)
@@ -57,7 +52,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress) 
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    fsync_path(path.parent)
 
 
 def load_checkpoint(path: Path, spec: CaptureSpec) -> tuple[dict[str, Tensor], Progress] | None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from wire.errors import ArtifactError
-from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256, fsync_directory
+from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256, fsync_path
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -73,7 +73,7 @@ def write_manifest(directory: Path, manifest: DraftManifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    fsync_directory(directory)
+    fsync_path(directory)
 
 
 def read_manifest(directory: Path) -> DraftManifest:
@@ -84,7 +84,7 @@ def read_manifest(directory: Path) -> DraftManifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=DraftManifest)
     except FileNotFoundError:
         raise ArtifactError(f"draft {directory.name} does not exist or was never finished: no {MANIFEST_FILE}") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ArtifactError(f"draft {directory.name}: unreadable {MANIFEST_FILE}: {error}") from error
     if manifest.schema_version != SCHEMA_VERSION:
         raise ArtifactError(

@@ -207,6 +207,8 @@ class KvDirectory:
         held: set[tuple[KvRealm, str]] = set()
         for realm in self.realms():
             for entry in _entries(self._realm_directory(realm) / _HOLDS):
+                if entry.name.startswith("."):  # never renamed: nobody could take it back
+                    continue
                 hold = self.hold(realm, entry.name)
                 if hold is not None and hold.is_in_force(now_s):
                     held.update((realm, name) for name in hold.names)
@@ -279,7 +281,7 @@ def _parse_header(data: bytes) -> KvBlockHeader:
         tensors = msgspec.json.decode(data[_LENGTH_BYTES:end], type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(tensors.get("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
         header = msgspec.json.decode(metadata.get(METADATA_KEY, ""), type=KvBlockHeader)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FrameError(f"not a KV block file: {error}") from None
     if header.schema_version != SCHEMA_VERSION or len(header.sha256) != len(BLANK_SHA256):
         raise FrameError(f"a KV block of schema {header.schema_version}, this is {SCHEMA_VERSION}")

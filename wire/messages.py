@@ -7,7 +7,7 @@ topic `stats` carries EngineStats once a second.
 
 from __future__ import annotations
 
-from msgspec import DecodeError, Struct, ValidationError, msgpack
+from msgspec import DecodeError, Struct, msgpack
 
 from wire.errors import SchemaMismatch, WireError
 from wire.spec import SCHEMA_VERSION, CaptureSpec
@@ -131,7 +131,7 @@ def decode(payload: bytes | memoryview) -> Event:
     """Decode one message; raises WireError where it is garbage, SchemaMismatch where it is of another schema."""
     try:
         message = _decoder.decode(payload)
-    except (DecodeError, ValidationError, UnicodeDecodeError, RecursionError) as error:
+    except (DecodeError, RecursionError) as error:
         raise WireError(f"undecodable message of {len(payload)} bytes: {error}") from error
     if message.schema_version != SCHEMA_VERSION:
         raise SchemaMismatch(

@@ -15,6 +15,7 @@ from wire.errors import ConfigError, SpecMismatch
 SCHEMA_VERSION = 2
 """Stamped on every message, file and handshake. Raised when a change is not a new field with a default."""
 
+_SIZES = ("num_hidden_layers", "vocab_size", "hidden_size")
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES_PER_FILE = 64
 
@@ -57,13 +58,12 @@ def resolve_capture_spec(
     Default aux layers are vLLM's for EAGLE-3: (2, L//2, L-3) (vllm/model_executor/models/interfaces.py).
     """
     config = read_model_config(target_dir)
-    num_layers = int(config["num_hidden_layers"])
+    num_layers, vocab_size, hidden_size = (_size(config, key, target_dir) for key in _SIZES)
     aux = aux_layer_ids or (2, num_layers // 2, num_layers - 3)
     if len(set(aux)) != len(aux) or not all(0 <= layer <= num_layers for layer in aux):
         raise ConfigError(
             f"aux_layer_ids {aux} do not name distinct layers of a target with {num_layers}; set draft.aux_layer_ids"
         )
-    vocab_size = int(config["vocab_size"])
     if not 0 < draft_vocab_size < vocab_size:
         raise ConfigError(
             f"draft.vocab_size must lie between 1 and {vocab_size - 1} (the target's vocabulary less one), got {draft_vocab_size}: "
@@ -74,7 +74,7 @@ def resolve_capture_spec(
         target_revision=weights_revision(target_dir),
         tokenizer_sha256=file_sha256(target_dir / "tokenizer.json") if (target_dir / "tokenizer.json").is_file() else "none",
         dtype=dtype,
-        hidden_size=int(config["hidden_size"]),
+        hidden_size=hidden_size,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
         aux_layer_ids=aux,
@@ -85,10 +85,21 @@ def read_model_config(target_dir: Path) -> dict[str, Any]:
     """The parsed `config.json` of a Hugging Face directory; raises ConfigError."""
     path = target_dir / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{target_dir} is not a Hugging Face model directory: {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{target_dir} is not a Hugging Face model directory: {path} holds no JSON object")
     return config
+
+
+def _size(config: dict[str, Any], key: str, target_dir: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"{target_dir / 'config.json'} says {key} is {value!r}, a number above 0 is needed; use a text-only, Llama-like model"
+        )
+    return value
 
 
 def weights_revision(target_dir: Path) -> str:
@@ -118,8 +129,8 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fsync_directory(path: Path) -> None:
-    """Make renames inside `path` durable."""
+def fsync_path(path: Path) -> None:
+    """Make the bytes of a file, or the renames inside a directory, durable; raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

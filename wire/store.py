@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wire.artifact import MANIFEST_FILE, DraftManifest, read_manifest, verify_artifact
 from wire.errors import ArtifactError
-from wire.spec import fsync_directory
+from wire.spec import fsync_path
 
 _STAGING_PREFIX = ".staging-"
 VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -89,7 +89,7 @@ class DraftStore:
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        fsync_directory(self.root)
+        fsync_path(self.root)
         return version
 
     def prune(self, keep: int) -> list[int]:
@@ -155,4 +155,4 @@ class DraftStore:
             raise ArtifactError(
                 f"{self.root / name} is a directory, where a link to a draft belongs; move it away and try again"
             ) from None
-        fsync_directory(self.root)
+        fsync_path(self.root)

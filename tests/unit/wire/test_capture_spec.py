@@ -40,6 +40,21 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         resolve_capture_spec(tmp_path, dtype="bfloat16", draft_vocab_size=8)
 
 
+@pytest.mark.parametrize("size", [None, "30", 0, [30]])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size"])
+def test_a_config_without_a_size_is_refused_by_name(target_dir: Path, key: str, size: object) -> None:
+    config = json.loads((target_dir / "config.json").read_text()) | {key: size}
+    (target_dir / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    with pytest.raises(ConfigError, match=rf"config\.json says {key} is"):
+        resolve_capture_spec(target_dir, dtype="bfloat16", draft_vocab_size=8)
+
+
+def test_a_config_that_is_no_object_is_refused(target_dir: Path) -> None:
+    (target_dir / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="no JSON object"):
+        resolve_capture_spec(target_dir, dtype="bfloat16", draft_vocab_size=8)
+
+
 def test_weights_must_be_safetensors(target_dir: Path) -> None:
     (target_dir / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="safetensors"):

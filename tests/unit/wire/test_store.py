@@ -172,6 +172,10 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights gone": (lambda d: (d / WEIGHTS_FILE).unlink(), "cannot read model.safetensors"),
     "config altered": (lambda d: (d / CONFIG_FILE).write_text("{ }"), "checksum of config.json"),
     "manifest garbage": (lambda d: (d / MANIFEST_FILE).write_bytes(b"\xff\xfe"), "unreadable manifest.json"),
+    "manifest nested without end": (
+        lambda d: (d / MANIFEST_FILE).write_bytes(b'{"type": "draft_manifest", "more": ' + b"[" * 100_000),
+        "unreadable manifest.json",
+    ),
     "manifest gone": (lambda d: (d / MANIFEST_FILE).unlink(), "does not exist or was never finished"),
     "version changed": (lambda d: edit_manifest(d, lambda m: m.update(version=5)), "its manifest says version 5"),
     "schema changed": (lambda d: edit_manifest(d, lambda m: m.update(schema_version=99)), "has schema 99"),

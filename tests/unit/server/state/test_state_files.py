@@ -46,6 +46,12 @@ def test_a_file_of_another_schema_is_refused() -> None:
         check(seal(file_bytes(other)))
 
 
+def test_a_header_nested_without_end_is_refused() -> None:
+    header_bytes = b'{"layer":' + b"[" * 100_000
+    with pytest.raises(WireError):
+        check(len(header_bytes).to_bytes(8, "little") + header_bytes)
+
+
 def test_a_prefix_is_found_only_where_it_is_whole(directory: KvDirectory) -> None:
     names = names_of(3)
     paths = store_prefix(directory, names)
@@ -114,6 +120,16 @@ def test_a_hold_protects_its_own_tenant_only_and_a_lease_ends(directory: KvDirec
     assert directory.held(time.time() + 1.0) == set()
     directory.shrink(0, leave_bytes=0)
     assert [block.realm for block in directory.blocks()] == [REALM]
+
+
+def test_a_hold_that_was_never_finished_holds_nothing(directory: KvDirectory) -> None:
+    names = names_of(1)
+    store_prefix(directory, names)
+    hold = Hold(names=tuple(names), is_pinned=True)
+    directory.set_hold(REALM, names[0], hold)
+    (path,) = directory.root.rglob(f"holds/{names[0]}")
+    path.rename(path.with_name(f".{path.name}-0123456789abcdef"))
+    assert directory.held(time.time()) == set()
 
 
 def test_what_a_killed_writer_left_is_removed_in_time(directory: KvDirectory) -> None:
