@@ -70,10 +70,11 @@ class BackgroundTraffic:
 
     def _run(self) -> None:
         from loadtest.closed_loop import keep_busy
-        from loadtest.traffic import TrafficError, human_eval
+        from loadtest.sources import human_eval
+        from loadtest.traffic import TrafficError
 
         try:
-            prompts = human_eval().train
+            prompts = human_eval.load().train
             asyncio.run(
                 keep_busy(self._url, self._model, prompts, concurrency=self._concurrency, should_stop=self._stopping.is_set)
             )

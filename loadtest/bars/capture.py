@@ -10,9 +10,10 @@ from pathlib import Path
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
+from loadtest.sources import human_eval
 from loadtest.statistics import paired_ratio
 from loadtest.system import OUR_PARTS, System, SystemUnderTestError, lone_engine, make_draft, running_system, served_model
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 
 NUM_PAIRS = 8
 NUM_ROUNDS = 6
@@ -23,7 +24,7 @@ OPTIONS = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": True}
 
 async def capture_cost(bench: Bench) -> dict[str, Measured]:
     """The order within pairs alternates, so that drift cancels. The learner receives but does not train."""
-    prompts = human_eval().train[:NUM_PROMPTS]
+    prompts = human_eval.load().train[:NUM_PROMPTS]
     full: list[float] = []
     none: list[float] = []
     async with running_system(bench.up_arguments) as system:
@@ -56,7 +57,7 @@ async def capture_off(bench: Bench) -> dict[str, Measured]:
     Two engines of each side, started in the order ours, stock, stock, ours: of equal engines the one started first is some
     4 % slower on a small machine, and a single pair would measure that.
     """
-    prompts = human_eval().train[:NUM_PROMPTS]
+    prompts = human_eval.load().train[:NUM_PROMPTS]
     ours: list[float] = []
     stock: list[float] = []
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:

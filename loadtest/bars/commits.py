@@ -14,9 +14,10 @@ import numpy as np
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
+from loadtest.sources import human_eval
 from loadtest.statistics import CommitGaps, Interval, changed, commit_gaps
 from loadtest.system import OUR_PARTS, SPECULATION, System, SystemUnderTestError, lone_engine, running_system
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 from wire.control import SwapReport
 
 NUM_COMMITS = 100
@@ -86,7 +87,7 @@ class CommitRun:
 
 
 async def run_commits(bench: Bench, engine_settings: Sequence[str]) -> CommitRun:
-    source = human_eval()
+    source = human_eval.load()
     prompts = source.train[:NUM_PROMPTS]
     async with running_system(bench.up_arguments, (*engine_settings, *QUIET_CANARY)) as system:
         note = await learn_a_second_draft(system, source.train)

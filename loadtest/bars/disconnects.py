@@ -18,8 +18,9 @@ from loadtest.client import StreamResult, new_session, stream_chat
 from loadtest.closed_loop import run_batch
 from loadtest.exposition import parse, total
 from loadtest.processes import SystemUnderTestError
+from loadtest.sources import human_eval
 from loadtest.system import System, running_system
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 
 NUM_DISCONNECTS = 200
 CONCURRENCY = 8
@@ -62,7 +63,7 @@ class Held:
 
 async def leaks(bench: Bench) -> dict[str, Measured]:
     """Disconnects over a prefill and a decode engine, so that both legs of a request are cut at some time."""
-    prompts = human_eval().train
+    prompts = human_eval.load().train
     async with running_system(bench.up_arguments, ("learner.enabled=false", *SETTINGS), pools=ONE_DECODE) as system:
         warm_up = await run_batch(system.url, system.model, prompts[:CONCURRENCY], concurrency=CONCURRENCY, options=OPTIONS)
         base = await at_rest(system)

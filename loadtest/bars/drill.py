@@ -15,9 +15,10 @@ from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.closed_loop import run_batch
 from loadtest.processes import SystemUnderTestError
+from loadtest.sources import human_eval
 from loadtest.statistics import Interval
 from loadtest.system import Pool, System, running_system
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 from wire.control import AdminStatus
 
 TWO_DECODE = (Pool("prefill-0", "prefill"), Pool("decode-0", "decode"), Pool("decode-1", "decode"))
@@ -63,7 +64,7 @@ async def _drill(
     bench: Bench, pools: Sequence[Pool], victims: Callable[[System], Sequence[str]]
 ) -> tuple[Load, list[Kill], dict[str, str]]:
     """Kill each victim once a round under load: the load, the kills, and the undisturbed answers by prompt id."""
-    prompts = human_eval().train[:NUM_PROMPTS]
+    prompts = human_eval.load().train[:NUM_PROMPTS]
     kills: list[Kill] = []
     async with running_system(bench.up_arguments, SETTINGS, pools=pools) as system:
         reference = await undisturbed(system, prompts)

@@ -10,8 +10,8 @@ import time
 from loadtest.bars import spoiled
 from loadtest.bars.load import background_load, progress
 from loadtest.bars.registry import Bench, Measured
+from loadtest.sources import human_eval
 from loadtest.system import Answer, System, SystemUnderTestError, running_system
-from loadtest.traffic import human_eval
 
 CONCURRENCY = 4
 TRAIN_AT_MOST_S = 300.0
@@ -41,7 +41,7 @@ async def learner_kill(bench: Bench) -> dict[str, Measured]:
     settings = [f"learner.checkpoint_every_s={CHECKPOINT_EVERY_S}"]
     async with (
         running_system(bench.up_arguments, settings) as system,
-        background_load(system, human_eval().train, concurrency=CONCURRENCY) as load,
+        background_load(system, human_eval.load().train, concurrency=CONCURRENCY) as load,
     ):
         first = await system.learner_report(lambda report: report.num_steps > 0, within_s=TRAIN_AT_MOST_S)
         # Time for a checkpoint that holds at least those steps.
@@ -83,7 +83,7 @@ async def bad_drafts(bench: Bench) -> dict[str, Measured]:
         if active is None:
             raise SystemUnderTestError("no draft is active")
         made = spoiled.make_all(system.state_dir / "drafts", good=active)
-        async with background_load(system, human_eval().train, concurrency=CONCURRENCY) as load:
+        async with background_load(system, human_eval.load().train, concurrency=CONCURRENCY) as load:
             await asyncio.sleep(2.0)
             for name, version in made.items():
                 verdicts[name] = await offer(system, str(version), active)

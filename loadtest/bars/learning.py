@@ -10,8 +10,9 @@ from loadtest.bars.load import background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
 from loadtest.exposition import acceptance
+from loadtest.sources import human_eval
 from loadtest.system import System, running_system
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 
 DEPTH = 3
 DEADLINE_S = 15 * 60.0
@@ -33,7 +34,7 @@ async def al_heldout(bench: Bench) -> dict[str, Measured]:
 
     The value is that of the full pass. It is made early where two glances in a row are above the bar.
     """
-    source = human_eval()
+    source = human_eval.load()
     async with running_system(bench.up_arguments, [f"draft.num_speculative_tokens={DEPTH}"]) as system:
         started_at_s = time.monotonic()
         curve: list[tuple[float, float | None]] = []

@@ -19,9 +19,10 @@ from loadtest.mock_engine import Pace
 from loadtest.processes import POLL_S, SystemUnderTestError, free_ports, one_core_left_free
 from loadtest.recital import MODEL
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
+from loadtest.sources import human_eval
 from loadtest.statistics import Estimate, percentiles_ms, quantile_difference
 from loadtest.system import planned
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 
 CONCURRENCY = 64
 NUM_DIRECT = 16
@@ -43,7 +44,7 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
     found: dict[int, dict[str, Estimate]] = {}
     detail: dict[str, Any] = {"prompts_tokenized": target_dir is not None, "kv_blocks_indexed": NUM_KV_BLOCKS}
     for number in (1, 2):
-        via, direct = await compare(number, human_eval().train, target_dir)
+        via, direct = await compare(number, human_eval.load().train, target_dir)
         found[number] = differences_ms(via, direct)
         detail |= {f"{name}_ms_{number}_engines": shown(estimate) for name, estimate in found[number].items()}
         detail[f"first_byte_ms_{number}_engines"] = {"via_gateway": percentiles_ms(via), "direct": percentiles_ms(direct)}

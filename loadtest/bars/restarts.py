@@ -12,8 +12,8 @@ from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.processes import POLL_S, SystemUnderTestError
+from loadtest.sources import human_eval
 from loadtest.system import System, running_system
-from loadtest.traffic import human_eval
 from wire.control import AdminStatus
 
 DRAINED_WITHIN_S = 240.0
@@ -23,7 +23,7 @@ BACK_WITHIN_S = 300.0
 
 async def rolling(bench: Bench) -> dict[str, Measured]:
     """Every engine of a system with one prefill and two decode replicas."""
-    prompts = human_eval().train[:NUM_PROMPTS]
+    prompts = human_eval.load().train[:NUM_PROMPTS]
     steps: dict[str, str] = {}
     async with running_system(bench.up_arguments, ("learner.enabled=false", *SETTINGS), pools=TWO_DECODE) as system:
         reference = await undisturbed(system, prompts)

@@ -14,9 +14,9 @@ from loadtest.conversations import conversations, hold
 from loadtest.exposition import total
 from loadtest.processes import SystemUnderTestError
 from loadtest.rig import running_gateway
+from loadtest.sources import human_eval
 from loadtest.statistics import percentiles_ms, quantile_ratio
 from loadtest.system import Pool, running_system
-from loadtest.traffic import human_eval
 
 POOLS = (Pool("engine-0"), Pool("engine-1"))
 SETTINGS = ("learner.enabled=false", "routing.policy=kv_aware")
@@ -48,7 +48,7 @@ async def multi_turn(bench: Bench) -> dict[str, Measured]:
     Every block has a system prompt of its own, so that no block finds what another left in the engines' caches.
     """
     arms = {policy: Arm() for policy in ORDER}
-    problems = human_eval().train
+    problems = human_eval.load().train
     async with running_system(bench.up_arguments, SETTINGS, pools=POOLS) as system:
         other = system.gateway_config() | {"routing": {"policy": "round_robin"}}
         async with running_gateway(other, engine_token=system.engine_token) as other_url:

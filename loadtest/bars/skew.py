@@ -21,8 +21,9 @@ from loadtest.bars.registry import Bench, Measured
 from loadtest.client import new_session
 from loadtest.exposition import total
 from loadtest.processes import SystemUnderTestError
+from loadtest.sources import human_eval
 from loadtest.system import System, running_system
-from loadtest.traffic import Prompt, human_eval
+from loadtest.traffic import Prompt
 from wire.control import AdminStatus
 
 SETTINGS = ("engine.enforce_eager=true", "engine.kv_cache_memory_bytes=268435456")
@@ -78,7 +79,7 @@ class Pair:
 
 async def al_drop(bench: Bench) -> dict[str, Measured]:
     """Learn until some drafts were swapped in, then answer unseen prompts with every age of draft on the prefill engine."""
-    source = human_eval()
+    source = human_eval.load()
     async with running_system(bench.up_arguments, SETTINGS, pools=ONE_DECODE) as system:
         async with background_load(system, source.train, concurrency=CONCURRENCY):
             await system.until(has_learnt, f"{NUM_SWAPS} drafts were swapped in", within_s=LEARN_AT_MOST_S)

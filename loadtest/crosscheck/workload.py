@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.traffic import Prompt, human_eval, is_held_out
+from loadtest.sources import human_eval
+from loadtest.traffic import Prompt, is_held_out
 
 _NUM_PROBLEMS = 10
 _QUESTIONS = (
@@ -55,7 +56,7 @@ def questions() -> tuple[str, ...]:
     """Questions about code, all from the part of the traffic that `bench run` sends by default."""
     return shown_to_all(
         f"Here is a Python function.\n\n{_code(problem)}\n\n{question}"
-        for problem in human_eval().train[:_NUM_PROBLEMS]
+        for problem in human_eval.load().train[:_NUM_PROBLEMS]
         for question in _QUESTIONS
     )
 

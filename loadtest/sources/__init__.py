@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.scenario import is_file
-from loadtest.sources import chats, reasoning_gym, sharegpt
-from loadtest.traffic import Prompt, Source, TrafficError, human_eval
+from loadtest.sources import chats, human_eval, reasoning_gym, sharegpt
+from loadtest.traffic import Prompt, Source, TrafficError
 
-PACKAGES = {"human_eval": human_eval, "reasoning_gym": reasoning_gym.load, "sharegpt": sharegpt.load}
+PACKAGES = {"human_eval": human_eval.load, "reasoning_gym": reasoning_gym.load, "sharegpt": sharegpt.load}
 
 
 def load(name: str) -> Source:

@@ -19,8 +19,8 @@ from loadtest.bars.learning import heldout_al
 from loadtest.bars.load import background_load
 from loadtest.client import new_session
 from loadtest.closed_loop import run_batch
+from loadtest.sources import human_eval
 from loadtest.system import System, running_system
-from loadtest.traffic import human_eval
 from wire.control import AdminStatus
 
 README = Path(__file__).parents[2] / "README.md"
@@ -36,7 +36,7 @@ def test_the_loop_closes() -> None:
 
 
 async def the_loop() -> None:
-    source = human_eval()
+    source = human_eval.load()
     async with running_system(EAGER, FAST) as system:
         children = [psutil.Process(pid) for name in ("engine-0", "gateway", "learner") if (pid := system.process_id(name))]
         assert len(children) == 3
@@ -109,7 +109,7 @@ async def the_readme_example_prints_verify_steps(system: System) -> None:
     process = subprocess.Popen([sys.executable, "-u", "-c", example], env=home, stdout=subprocess.PIPE, text=True)
     try:
         await asyncio.sleep(2.0)  # a subscriber sees what is sent after it joined
-        await run_batch(system.url, system.model, human_eval().train[:1], concurrency=1, options={"max_tokens": 8})
+        await run_batch(system.url, system.model, human_eval.load().train[:1], concurrency=1, options={"max_tokens": 8})
         assert process.stdout is not None
         line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30.0)
     finally:

