@@ -61,13 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
     _command(commands, "doctor", _doctor, "check this machine and this installation", json="print JSON")
     _command(commands, "view", _view, "watch a running system in the terminal")
     _add_bench(commands)
-    commands.add_parser("version", help="print versions").set_defaults(command=_version)
+    _bare(commands, "version", _version, "print versions")
     return parser
 
 
 def _command(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, function: Command, help_text: str,
              **flags: str) -> argparse.ArgumentParser:  # fmt: skip
-    parser = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    parser = _bare(commands, name, function, help_text)
     parser.add_argument(
         "--config", nargs="+", type=Path, default=[], metavar="FILE", help="TOML files, later ones win (default: built in)"
     )
@@ -76,6 +76,14 @@ def _command(commands: argparse._SubParsersAction[argparse.ArgumentParser], name
     )
     for flag, flag_help in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=flag_help)
+    return parser
+
+
+def _bare(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, function: Command, help_text: str
+) -> argparse.ArgumentParser:
+    """A command that does not read the system's configuration."""
+    parser = commands.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
     parser.set_defaults(command=function)
     return parser
 
@@ -116,8 +124,8 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_bench_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     help_text = "send a scenario's traffic to an OpenAI-compatible server and keep what came back"
-    run = verbs.add_parser("run", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-    run.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
+    run = _bare(verbs, "run", _bench_run, help_text)
+    run.add_argument("scenario", type=Path, metavar="SCENARIO", help="a TOML file, or the name of a shipped scenario")
     run.add_argument("--url", help="the server (default: the system that runs from the state directory)")
     run.add_argument("--admin-url", help="its admin API, where it is no local system; needs PACELINE_OPERATOR_TOKEN")
     run.add_argument("--model", help="model name (default: the first the server lists)")
@@ -126,26 +134,26 @@ def _add_bench_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
     run.add_argument(
         "--set", action="append", default=[], metavar="A.B=VALUE", dest="scenario_overrides", help="override the scenario"
     )
-    run.set_defaults(command=_bench_run)
 
 
 def _add_bench_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     help_text = "measure what a run left: report.json, report.html, figures, and what happened in words"
-    report = verbs.add_parser("report", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    report = _bare(verbs, "report", _bench_report, help_text)
     report.add_argument("directory", type=Path, metavar="DIR", help="of a run")
     report.add_argument(
-        "--baseline", type=Path, metavar="REPORT", help="report.json, or its directory, to compare with; 1 if this run is worse"
+        "--baseline",
+        type=Path,
+        metavar="REPORT",
+        help="report.json, or its directory, to compare with; exit with 1 if this run is worse",
     )
-    report.set_defaults(command=_bench_report)
 
     help_text = "compare run B with run A, prompt by prompt where both answered the same ones"
-    compare = verbs.add_parser("compare", help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
+    compare = _bare(verbs, "compare", _bench_compare, help_text)
     compare.add_argument("before", type=Path, metavar="A", help="directory of a run")
     compare.add_argument("after", type=Path, metavar="B", help="directory of a run")
     compare.add_argument("--json", action="store_true", help="print JSON")
     compare.add_argument("--fail-on-regression", action="store_true", help="exit with 1 if any measure of B is worse")
     compare.add_argument("--lossless", action="store_true", help="exit with 1 unless B's greedy texts equal those of A")
-    compare.set_defaults(command=_bench_compare)
 
 
 def _config(options: argparse.Namespace) -> SystemConfig:

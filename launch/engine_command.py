@@ -21,7 +21,12 @@ GPU_WORKER = "server.engine.worker_gpu.PacelineGpuWorker"
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 _CPU_DEFAULTS: dict[str, Any] = {"block_size": 32, "kv_cache_memory_bytes": 1 << 30}
-_DEFAULTS: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 16, "enable_prefix_caching": True}
+_DEFAULTS: dict[str, Any] = {
+    "max_model_len": 2048,
+    "max_num_seqs": 16,
+    "enable_prefix_caching": True,
+    "enable_prompt_tokens_details": True,
+}
 _OWNED = {
     "model": "target.path",
     "host": "nothing: engines listen on loopback only",
@@ -40,8 +45,10 @@ _OWNED = {
 def engine_argv(
     config: SystemConfig, host: HostFacts, *, pool: PoolSettings, endpoint: EngineEndpoint, target_dir: Path, draft_link: Path
 ) -> list[str]:
-    """argv of one engine; raises ConfigError where `[engine]` sets an option that is not its to set."""
+    """argv of one engine; raises ConfigError where `[engine]` sets an option that is not its to set, or misspells one."""
     for key in config.engine:
+        if "-" in key:
+            raise ConfigError(f"engine.{key}: options of `vllm serve` are spelled engine.{key.replace('-', '_')} here")
         if key in _OWNED:
             raise ConfigError(f"engine.{key} cannot be set; use {_OWNED[key]}")
     ranks = {"tensor_parallel_size": len(pool.gpus)} if pool.gpus else {}
@@ -62,7 +69,6 @@ def engine_argv(
             "num_speculative_tokens": config.draft.num_speculative_tokens,
             "num_speculative_tokens_per_batch_size": schedule,
         },
-        "enable_prompt_tokens_details": True,
     }
     if config.publishes_kv_events:
         owned["kv_events_config"] = kv_events_config(config, endpoint)

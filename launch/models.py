@@ -208,7 +208,7 @@ def _download(repository: str, report: Report) -> Path:
     try:
         directory = snapshot_download(repository, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"cannot fetch {repository!r} from the hub and it is not cached: {reason}; "
             f"use a local directory, or one of {', '.join(CATALOGUE)}"

@@ -27,11 +27,11 @@ class Readiness:
     """When dependants may start."""
 
     kind: Literal["http", "alive"]
-    """`http`: all `urls` answer 200. `alive`: the process has lived for a moment."""
+    """`http`: `url` answers 200, and `parts_url` where there is one. `alive`: the process has lived for a moment."""
     deadline_s: float
     url: str = ""
     parts_url: str = ""
-    """Must answer 200 too, with the engine token; 404 means that our parts are not loaded."""
+    """Asked with the engine token; 404 means that our parts are not loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ def bar(title: str) -> Iterator[Callable[[str, float], None]]:
 
 
 class Waiting:
-    """A timer beside a sentence that says what is being waited for. Call `tick` often; `say` changes the sentence."""
+    """A timer beside a sentence that says what is being waited for. Call `say` often, also with the same sentence."""
 
     def __init__(self, sentence: str) -> None:
         self._console = Console()
@@ -51,13 +50,11 @@ class Waiting:
             self._sentence = sentence
             self._progress.update(self._task, description=sentence)
             self._printed_at_s = 0.0
-        self.tick()
+        if not self._console.is_terminal:
+            self._print_now_and_then()
 
-    def tick(self) -> None:
-        if self._console.is_terminal:
-            return
+    def _print_now_and_then(self) -> None:
         now_s = time.monotonic()
         if now_s - self._printed_at_s >= _PLAIN_EVERY_S:
             self._printed_at_s = now_s
             print(f"{self._sentence} ({now_s - self._started_at_s:.0f} s)", flush=True)
-            sys.stdout.flush()

@@ -26,6 +26,8 @@ def versions() -> dict[str, str]:
 def git_revision() -> str | None:
     """Commit of the source tree, with `-dirty` where it was changed; None outside a checkout."""
     root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # installed: git would tell the commit of whatever checkout lies around it
+        return None
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -156,7 +156,7 @@ def _learning(status: AdminStatus) -> Table:
         ("tokens seen", str(report.num_tokens_seen)),
         ("buffer", f"{report.buffer_requests} requests, {report.buffer_tokens} tokens"),
         ("simulated AL", "-" if report.simulated_al is None else f"{report.simulated_al:.2f}"),
-        ("gate", "-" if report.gate is None else f"{'accepted' if report.gate.accepted else 'rejected'}"),
+        ("gate", "-" if report.gate is None else "accepted" if report.gate.accepted else "rejected"),
         ("published", str(report.num_published)),
     ]
     return _pairs("learner", rows)
@@ -221,8 +221,10 @@ def watch(state_dir: Path) -> int:
 
 def why_silent(run_dir: RunDir, error: LaunchError) -> str:
     """What to tell while the admin API does not answer."""
-    if run_dir.is_locked() and run_dir.system_file.is_file():
+    try:
         system = run_dir.read_system()
-        if not system.get("is_ready"):
-            return "the system is starting: " + what_it_waits_for(system, [], run_dir)
+    except LaunchError:  # not written yet, just removed, or damaged
+        return str(error)
+    if run_dir.is_locked() and not system.get("is_ready"):
+        return "the system is starting: " + what_it_waits_for(system, [], run_dir)
     return str(error)

@@ -75,3 +75,12 @@ def test_a_built_model_is_verified_and_damage_is_found(home: Path, monkeypatch: 
 def test_a_fetch_that_fails_in_its_child_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"model fetch .* failed"):
         models.ensure("/nowhere/at-all", ignore)
+
+
+def test_a_hub_that_fails_without_a_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match="cannot fetch 'some/model' from the hub and it is not cached: OSError"):
+        models.resolve("some/model", ignore)

@@ -143,6 +143,11 @@ def test_an_engine_option_that_belongs_elsewhere_is_refused(key: str) -> None:
         plan(f"engine.{key}=1")
 
 
+def test_an_engine_option_in_the_spelling_of_a_shell_does_not_slip_through() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.worker-cls: .* engine\.worker_cls here"):
+        plan("engine.worker-cls='other.Worker'")
+
+
 def test_a_disabled_learner_is_not_planned() -> None:
     assert [spec.name for spec in plan("learner.enabled=false").processes] == ["engine-0", "gateway"]
 

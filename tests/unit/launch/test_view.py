@@ -184,6 +184,8 @@ def test_a_silent_gateway_of_a_starting_system_is_no_error(tmp_path: Path) -> No
         assert why_silent(run_dir, error) == "the system is starting: engine-0 imports its libraries"
         run_dir.write_system(SYSTEM | {"is_ready": True, "processes": engine})
         assert why_silent(run_dir, error) == "connection refused"
+        run_dir.system_file.write_text("{")
+        assert why_silent(run_dir, error) == "connection refused"
     finally:
         os.close(lock)
 
