@@ -7,7 +7,7 @@ and every position is evidence. The two agree for a draft that is equally good e
 vLLM drafts greedily by default, so a proposal counts as one-hot: at temperature 0 it is accepted where it equals the
 emitted token, above that with the target's probability of it.
 
-Shape letters: K depths, A anchors, T rows, D hidden, V target vocabulary.
+Shape letters: K depths, A anchors, T rows, D hidden, V target vocabulary, U draft vocabulary, C rows of one chunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Making drafts: at random, from an EAGLE-3 checkpoint, and copies for use elsewhere. The command line calls these."""
+"""Making drafts: at random, from an EAGLE-3 checkpoint, and copies for use elsewhere. The command line calls these.
+
+Shape letters: V target vocabulary, D hidden.
+"""
 
 from __future__ import annotations
 

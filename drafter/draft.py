@@ -1,6 +1,6 @@
 """Draft: a trainable core and its frozen head, and the tensors vLLM loads them from.
 
-Shape letters: U draft vocabulary, D hidden.
+Shape letters: U draft vocabulary, V target vocabulary, D hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 HEAD_NAME = "lm_head.weight"
 MAP_NAME = "d2t"
 _IGNORED = ("t2d", "embed_tokens.weight")
-_ALIASES = (("layers.0.", "midlayer."), ("model.", ""))
+_ALIASES = (("model.", ""), ("layers.0.", "midlayer."))
+"""Other spellings of a name's beginning, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def draft_from_tensors(tensors: Mapping[str, Tensor], geometry: DraftGeometry, t
 
 
 def _canonical(name: str) -> str:
-    for alias, ours in reversed(_ALIASES):
+    for alias, ours in _ALIASES:
         if name.startswith(alias):
             name = ours + name[len(alias) :]
     return name

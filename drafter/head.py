@@ -26,10 +26,15 @@ class Head:
         """Then the vocabulary may be chosen anew for each published draft."""
         return self.weight_UD is self.target_UD
 
+    def to(self, dtype: torch.dtype) -> Head:
+        """The same head for products in `dtype`; rows that are the target's stay one tensor."""
+        weight_UD = self.weight_UD.to(dtype)
+        return Head(self.vocabulary, weight_UD, weight_UD if self.is_target_rows else self.target_UD.to(dtype))
+
     @classmethod
-    def of_target(cls, vocabulary: DraftVocabulary, head_VD: Tensor, dtype: torch.dtype | None = None) -> Head:
-        """Copies of the target's rows, in `dtype` (the target's own where absent)."""
-        rows_UD = head_VD[vocabulary.ids_U].to(dtype or head_VD.dtype).contiguous()
+    def of_target(cls, vocabulary: DraftVocabulary, head_VD: Tensor) -> Head:
+        """Copies of the target's rows, in the target's dtype."""
+        rows_UD = head_VD[vocabulary.ids_U].contiguous()
         return cls(vocabulary, rows_UD, rows_UD)
 
     @classmethod

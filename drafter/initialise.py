@@ -3,7 +3,8 @@
 Nothing of it is learned, but what the target knows is put to use: on code traffic this start reaches AL 1.48 after 12k token
 visits, a plainly random layer at the same rate 1.39.
 
-Shape letters: D hidden, V target vocabulary, J key/value heads, G query heads per key/value head, E head width.
+Shape letters: D hidden, V target vocabulary, J key/value heads, G query heads per key/value head, E head width,
+W principal axes.
 """
 
 from __future__ import annotations

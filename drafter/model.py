@@ -5,7 +5,7 @@ anchor p reads token p+1+s and the draft's own output of depth s-1, at rotary po
 it serves (llama_eagle3.py, llm_base_proposer.py); `drafter.reference` writes it down token by token.
 
 Shape letters: T rows, A anchors, D hidden, X aux layers times D, V target vocabulary, H heads, J key/value heads, E head
-width. Parameter names are those of the checkpoint vLLM loads.
+width, I width of the attention input (2 D). Parameter names are those of the checkpoint vLLM loads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The training objective of one batch: unroll, head, loss, credit. One place joins the parts.
 
-Shape letters: A anchors, K depths, D hidden, V target vocabulary.
+Shape letters: A anchors, T rows, K depths, D hidden, U draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The draft forward as the engine does it: token by token, with a KV cache. Slow and obvious; tests hold the fast one to it.
 
-Shape letters: D hidden, X aux layers times D, V target vocabulary, H heads, J key/value heads, E head width.
+Shape letters: T rows, N cached positions, D hidden, X aux layers times D, I width of the attention input (2 D), V target
+vocabulary, H heads, J key/value heads, E head width.
 """
 
 from __future__ import annotations

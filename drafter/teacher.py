@@ -4,7 +4,7 @@ The soft cross-entropy to the target needs the target's distribution p only thro
 `logsumexp(z) - h . sum_u p_u w_u`, with z the draft's logits, h its output and w_u its head rows. So `expected` [T, D]
 stands in for p [T, U], is made once a request, and serves every depth and every pass.
 
-Shape letters: T rows, D hidden, U draft vocabulary, V target vocabulary.
+Shape letters: T rows, C rows of one chunk, D hidden, U draft vocabulary.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CHUNK_ROWS = 256
 @dataclass(frozen=True)
 class TeacherRows:
     """expected_TD: expected head row under the target renormalised on the draft vocabulary, float32; entropy_T of that
-    distribution, nats; best_T: draft id of its most likely token; head_sha256: of the vocabulary they were made for."""
+    distribution, nats; best_T: draft id of its most likely token; vocabulary_sha256: of the one they were made for."""
 
     expected_TD: Tensor
     entropy_T: Tensor
     best_T: Tensor
-    head_sha256: str
+    vocabulary_sha256: str
 
 
 def teach(hidden_TD: Tensor, head: Head, *, hard_weight: float = 0.0, temperature: float = 1.0) -> TeacherRows:

@@ -2,7 +2,7 @@
 
 Head rows are copies of the target's, so a trained core works with any map and each published draft may bring its own.
 
-Shape letters: V target vocabulary, U draft vocabulary, N tokens.
+Shape letters: V target vocabulary, U draft vocabulary.
 """
 
 from __future__ import annotations

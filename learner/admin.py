@@ -15,6 +15,8 @@ from wire.control import ActivateRequest, LearnerOrders, LearnerReport
 
 TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
 _REPORT_TIMEOUT_S = 5.0
+_ACTIVATE_TIMEOUT_S = 120.0
+"""Longer than the gateway gives a swap: its answer says what serves."""
 _NETWORK_ERRORS = (urllib.error.URLError, OSError, ValueError, http.client.HTTPException)
 """HTTPException: an answer that breaks off, or is none of HTTP; it is no OSError."""
 
@@ -32,16 +34,17 @@ class Answer:
 
 
 class AdminClient:
-    def __init__(self, base_url: str, *, activate_timeout_s: float = 120.0) -> None:
+    """`base_url` is that of the admin port; the operator's token comes from the environment."""
+
+    def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/")
-        self._activate_timeout_s = activate_timeout_s
 
     def activate(self, version: int, request: ActivateRequest, idempotency_key: str) -> Answer:
         """Ask for a version to be served. The same key asks the same thing, however often it is sent."""
         path = f"/admin/drafts/{version}/activate"
         headers = {"Idempotency-Key": idempotency_key}
         try:
-            self._post(path, msgspec.json.encode(request), self._activate_timeout_s, headers)
+            self._post(path, msgspec.json.encode(request), _ACTIVATE_TIMEOUT_S, headers)
         except urllib.error.HTTPError as error:
             return _refusal(error)
         except _NETWORK_ERRORS as error:

@@ -2,6 +2,8 @@
 
 Files are not flushed: losing the newest seconds costs nothing. A damaged file is removed, or passed over
 where it cannot be; what is read is checked like what an engine sends.
+
+Shape letters: T rows, D hidden, X aux layers times D.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from drafter.batch import UNKNOWN_TOKEN, RequestRows
 from drafter.credit import Outcome
 from drafter.draft import DTYPES
 from learner.request import CapturedRequest
+from wire.frames import MAX_POSITION
 from wire.spec import CaptureSpec
 
 log = logging.getLogger(__name__)
 
 _HEADER = "paceline"
 _TENSORS = ("positions_T", "next_tokens_T", "aux_TX", "hidden_TD")
-_MAX_POSITION = 1 << 31
 _UNREADABLE = (OSError, SafetensorError, msgspec.DecodeError, ValueError, TypeError, KeyError, RuntimeError)
 """RuntimeError covers torch and RecursionError."""
 
@@ -148,7 +150,7 @@ def _check_entry(entry: _Entry, vocab_size: int) -> None:
     """Raises ValueError for numbers that training could not use."""
     if not (math.isfinite(entry.temperature) and math.isfinite(entry.captured_at_s)):
         raise ValueError("temperature or time of capture is not finite")
-    if not 0 < entry.num_prompt_tokens < _MAX_POSITION:
+    if not 0 < entry.num_prompt_tokens < MAX_POSITION:
         raise ValueError(f"{entry.num_prompt_tokens} prompt tokens are impossible")
     for at, proposed_ids, num_accepted, _ in entry.outcomes:
         if not 0 <= num_accepted <= len(proposed_ids) or not all(0 <= token < vocab_size for token in proposed_ids):
@@ -164,7 +166,7 @@ def _check_rows(rows: RequestRows, spec: CaptureSpec) -> None:
     _check_tensor("hidden_TD", rows.hidden_TD, (num_rows, spec.hidden_size), dtype)
     if num_rows == 0:
         raise ValueError("it has no rows")
-    if rows.positions_T[0] < 0 or rows.positions_T[-1] >= _MAX_POSITION or bool((rows.positions_T.diff() <= 0).any()):
+    if rows.positions_T[0] < 0 or rows.positions_T[-1] >= MAX_POSITION or bool((rows.positions_T.diff() <= 0).any()):
         raise ValueError("positions do not ascend from 0 on")
     if rows.next_tokens_T.min() < UNKNOWN_TOKEN or rows.next_tokens_T.max() >= spec.vocab_size:
         raise ValueError(f"token ids are not in a vocabulary of {spec.vocab_size}")

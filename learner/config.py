@@ -43,6 +43,7 @@ class TrainSettings(Config):
     unroll: int = Field(3, ge=1)
     """Draft steps per position (TTT); at least the served speculation depth."""
     seed: int = 0
+    """Of every random choice of the learner."""
     batch_tokens: int = Field(100, ge=1)
     """Completion tokens a step, at least; whole requests are packed."""
     muon_rate: float = Field(0.08, ge=0.0)
@@ -53,10 +54,12 @@ class TrainSettings(Config):
     """Rates fall as 1 / sqrt(1 + tokens / settling_tokens), tokens being the distinct ones that are remembered. So large that
     little is lost of the whole rate, the one that was measured with the average below."""
     momentum: float = Field(0.95, ge=0.0, lt=1.0)
+    """Of matrices: the share of it that one step leaves."""
     average_decay: float = Field(0.99, ge=0.0, lt=1.0)
     """Of the running average of the weights over steps; the average is what is gated and served. It takes the place of a
     falling rate: held-out AL after 7 simulated minutes is 1.88 with 0.9, 1.97 with 0.97 and with 0.99."""
     clip_norm: float = Field(1.0, gt=0.0)
+    """Norm of the whole gradient above which it is scaled down."""
     depth_decay: float = Field(0.8, gt=0.0, le=1.0)
     """Weight of a depth against the one before it."""
     accepted_credit: float = Field(1.0, ge=0.0)
@@ -106,10 +109,14 @@ class LearnerSettings(Config):
     """`[learner]`."""
 
     enabled: bool = True
+    """Off: the draft that serves stays as it is."""
     num_threads: int = Field(1, ge=1)
+    """Threads that compute."""
     nice: int = Field(10, ge=0, le=19)
+    """Niceness of the process: engines go first."""
     checkpoint_every_s: float = Field(30.0, gt=0.0)
     keep_versions: int = Field(8, ge=2)
+    """Newest drafts that stay on disk; the active one, its parent and the floor stay besides."""
     replay: ReplaySettings = ReplaySettings()
     train: TrainSettings = TrainSettings()
     gate: GateSettings = GateSettings()

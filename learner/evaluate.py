@@ -1,6 +1,6 @@
 """Evaluator: simulated AL of drafts on held-out requests, each request of each draft scored once.
 
-Shape letters: A anchors.
+Shape letters: A anchors, T rows, D hidden, U draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Evaluator:
 
     def scores(self, draft: Draft, requests: Sequence[CapturedRequest], version: int | None = None) -> dict[str, Score]:
         """Scores by request key, requests without a judged anchor left out. `version` names a published draft."""
-        head = _in_dtype(draft.head, self._dtype)
+        head = draft.head.to(self._dtype)
         found: dict[str, Score | None] = {}
         for request in requests:
             known = (version, request.key) if version is not None else None
@@ -111,8 +111,3 @@ def simulated_al(scores: Collection[Score]) -> float:
     """Mean length over all judged anchors, wherever a verify step would start; 1.0, that of no draft, without one."""
     anchors = sum(score.num_anchors for score in scores)
     return sum(score.total_length for score in scores) / anchors if anchors else 1.0
-
-
-def _in_dtype(head: Head, dtype: torch.dtype) -> Head:
-    weight_UD = head.weight_UD.to(dtype)
-    return Head(head.vocabulary, weight_UD, weight_UD if head.is_target_rows else head.target_UD.to(dtype))

@@ -25,6 +25,7 @@ class Gain:
     num_requests: int
 
 
+_SEED = 0
 _NO_GAIN = Gain(0.0, 0.0, 0.0, 0)
 
 
@@ -43,7 +44,7 @@ class AnchorScores:
 
 
 def paired_gain(
-    candidate: Mapping[str, Score], incumbent: Mapping[str, Score], *, confidence: float, num_resamples: int, seed: int = 0
+    candidate: Mapping[str, Score], incumbent: Mapping[str, Score], *, confidence: float, num_resamples: int
 ) -> Gain:
     """Gain of candidate over incumbent on the requests both were scored on; all zero with fewer than two."""
     keys = sorted(candidate.keys() & incumbent.keys())
@@ -51,7 +52,7 @@ def paired_gain(
         return Gain(0.0, 0.0, 0.0, len(keys))
     change = np.array([candidate[key].total_length - incumbent[key].total_length for key in keys])
     anchors = np.array([candidate[key].num_anchors for key in keys], dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(keys), size=(num_resamples, len(keys)))
+    picks = np.random.default_rng(_SEED).integers(0, len(keys), size=(num_resamples, len(keys)))
     resampled = change[picks].sum(axis=1) / anchors[picks].sum(axis=1)
     low, high = np.quantile(resampled, [1 - confidence, confidence])
     return Gain(float(change.sum() / anchors.sum()), float(low), float(high), len(keys))

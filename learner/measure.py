@@ -1,6 +1,8 @@
 """Training throughput on this machine: `python -m learner.measure TARGET_DIR [DRAFT_VOCAB_SIZE]`.
 
 Rows are random numbers of the target's shape (speed does not depend on their values), requests are as long as code answers.
+
+Shape letters: T rows, D hidden, X aux layers times D.
 """
 
 from __future__ import annotations

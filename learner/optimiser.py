@@ -6,42 +6,31 @@ token visits AdamW needs (LOG.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic, those of Jordan et al."""
 _SCHULZ_STEPS = 3
 
 
 class DraftOptimiser:
     """Updates a draft core in place. `rate_scale` multiplies every learning rate; it is halved when training diverged."""
 
-    def __init__(
-        self,
-        core: nn.Module,
-        *,
-        muon_rate: float,
-        adamw_rate: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        clip_norm: float = 1.0,
-        use_muon: bool = True,
-    ) -> None:
-        self.muon_rate, self.momentum = muon_rate, momentum
-        self.weight_decay, self.clip_norm = weight_decay, clip_norm
-        self.adamw_rate = adamw_rate
+    def __init__(self, core: nn.Module, *, muon_rate: float, adamw_rate: float, momentum: float, clip_norm: float) -> None:
+        self.muon_rate, self.adamw_rate = muon_rate, adamw_rate
+        self.momentum, self.clip_norm = momentum, clip_norm
         self.rate_scale = 1.0
         self.num_steps = 0
         named = list(core.named_parameters())
-        self.matrices = [(name, p) for name, p in named if use_muon and p.ndim == 2]
-        others = [p for _, p in named if not (use_muon and p.ndim == 2)]
-        self._other_names = [name for name, p in named if not (use_muon and p.ndim == 2)]
-        self._adamw = torch.optim.AdamW(others, lr=adamw_rate, betas=(0.9, 0.99), weight_decay=0.0)
-        self._parameters = [p for _, p in named]
-        self._momenta: dict[str, Tensor] = {name: torch.zeros_like(p) for name, p in self.matrices}
+        self._parameters = [parameter for _, parameter in named]
+        self._matrices = [(name, parameter) for name, parameter in named if parameter.ndim == 2]
+        self._others = [(name, parameter) for name, parameter in named if parameter.ndim != 2]
+        self._momenta = {name: torch.zeros_like(matrix) for name, matrix in self._matrices}
+        vectors = [parameter for _, parameter in self._others]
+        self._adamw = torch.optim.AdamW(vectors, lr=adamw_rate, betas=(0.9, 0.99), weight_decay=0.0)
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:
@@ -60,20 +49,18 @@ class DraftOptimiser:
         self._adamw.step()
         rate = self.muon_rate * share
         self.num_steps += 1
-        for name, parameter in self.matrices:
+        for name, parameter in self._matrices:
             if parameter.grad is None:
                 continue
             momentum = self._momenta[name]
             momentum.lerp_(parameter.grad, 1 - self.momentum)
             direction = orthogonalise(parameter.grad.lerp(momentum, self.momentum))
-            if self.weight_decay:
-                parameter.mul_(1 - rate * self.weight_decay)
             parameter.add_(direction, alpha=-rate * max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state as named tensors, for a checkpoint."""
         state = {f"muon.{name}": value for name, value in self._momenta.items()}
-        for name, parameter in self._named_others():
+        for name, parameter in self._others:
             for key, value in self._adamw.state.get(parameter, {}).items():
                 state[f"adamw.{key}.{name}"] = value
         state["rate_scale"] = torch.tensor(self.rate_scale)
@@ -84,7 +71,7 @@ class DraftOptimiser:
         """Take over a state made by `tensors` for the same core; raises KeyError or ValueError where it does not fit."""
         for name, value in self._momenta.items():
             value.copy_(_fitting(tensors, f"muon.{name}", value.shape))
-        for name, parameter in self._named_others():
+        for name, parameter in self._others:
             if f"adamw.step.{name}" not in tensors:
                 self._adamw.state.pop(parameter, None)
                 continue
@@ -97,11 +84,8 @@ class DraftOptimiser:
             raise ValueError(f"a rate scale of {rate_scale} after {num_steps} steps is impossible")
         self.rate_scale, self.num_steps = rate_scale, num_steps
 
-    def _named_others(self) -> Iterable[tuple[str, nn.Parameter]]:
-        return zip(self._other_names, self._adamw.param_groups[0]["params"], strict=True)
 
-
-def orthogonalise(matrix: Tensor, steps: int = _SCHULZ_STEPS) -> Tensor:
+def orthogonalise(matrix: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrix, roughly (most singular values in about 0.6..1.2): a quintic Newton-Schulz iteration.
 
     The start is scaled by the root of the Gram matrix's Frobenius norm, a bound on the largest singular value several times
@@ -117,7 +101,7 @@ def orthogonalise(matrix: Tensor, steps: int = _SCHULZ_STEPS) -> Tensor:
     gram = x @ x.T
     bound = gram.float().norm().sqrt() + 1e-20
     x, gram = x / bound, gram / bound.square()
-    for step in range(steps):
+    for step in range(_SCHULZ_STEPS):
         if step > 0:
             gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -3,6 +3,8 @@
 A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
 went quiet is not forgotten. Held-out requests go from a recent window to the anchors of their domain in the same way.
 All bounds are in completion tokens, and with them in rows (`CapturedRequest.size_tokens`).
+
+Shape letters: T rows, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -41,8 +43,6 @@ class TokenWindow:
         return iter(self._requests.values())
 
     def add(self, request: CapturedRequest) -> list[CapturedRequest]:
-        if request.key in self._requests:
-            return []
         self._requests[request.key] = request
         self._count(request, 1)
         fallen = []
@@ -143,7 +143,7 @@ class Reservoir:
 
 
 class Replay:
-    """Owns all remembered requests. `add` returns the keys that are remembered no longer."""
+    """Owns all remembered requests, one for each key. `add` returns the keys that are remembered no longer."""
 
     def __init__(self, settings: ReplaySettings, vocab_size: int, seed: int) -> None:
         self._settings = settings
@@ -159,6 +159,9 @@ class Replay:
         self.num_tokens_distinct = 0
         self._order: list[CapturedRequest] = []
         self._visits: dict[str, int] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return any(request.key == key for request in self.everything())
 
     @property
     def num_requests(self) -> int:
@@ -183,7 +186,7 @@ class Replay:
         yield from self.anchors
 
     def add(self, request: CapturedRequest) -> list[str]:
-        """Remember a request on the side its prompt belongs to."""
+        """Remember a request, whose key is new here, on the side its prompt belongs to."""
         if is_held_out(request.prompt_key, self._settings.holdout_share):
             gone = [lost for old in self.held_out.add(request) for lost in self.anchors.offer(old)]
             return [lost.key for lost in gone]

@@ -1,4 +1,7 @@
-"""LearningSession: the parts of a running learner, and the few decisions that need more than one of them."""
+"""LearningSession: the parts of a running learner, and the few decisions that need more than one of them.
+
+Shape letters: D hidden, V target vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -283,6 +286,8 @@ class LearningSession:
         return Buffer(self.replay.num_requests, self.replay.num_tokens, self.replay.oldest_s)
 
     def _remember(self, request: CapturedRequest, *, on_disk: bool) -> None:
+        if request.key in self.replay:  # its beginning, which was closed early: all that is cached goes by the key
+            return
         gone = self.replay.add(request)
         self.trainer.forget(gone)
         if on_disk and request.key not in gone:

@@ -1,6 +1,8 @@
 """TeacherCache: the target's predictions at each remembered request, made once and used on every pass.
 
 Rows before the first completion row are prompt: nothing is learned there, so nothing is computed.
+
+Shape letters: T rows, D hidden.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ class TeacherCache:
     def rows(self, request: CapturedRequest, head: Head) -> TeacherRows:
         """TeacherRows aligned with the request's rows; prompt rows hold zeros."""
         cached = self._rows.get(request.key)
-        if cached is None or cached.head_sha256 != head.vocabulary.sha256:
+        if cached is None or cached.vocabulary_sha256 != head.vocabulary.sha256:
             cached = self._rows[request.key] = self._make(request, head)
         num_prompt = request.rows.positions_T.numel() - cached.entropy_T.numel()
         return TeacherRows(
             torch.nn.functional.pad(cached.expected_TD.float(), (0, 0, num_prompt, 0)),
             torch.nn.functional.pad(cached.entropy_T, (num_prompt, 0)),
             torch.nn.functional.pad(cached.best_T, (num_prompt, 0)),
-            cached.head_sha256,
+            cached.vocabulary_sha256,
         )
 
     def forget(self, keys: Sequence[str]) -> None:
@@ -43,4 +45,4 @@ class TeacherCache:
         rows = request.rows
         first = int((rows.positions_T < rows.num_prompt_tokens).sum())
         made = teach(rows.hidden_TD[first:], head, hard_weight=self._hard_weight, temperature=self._temperature)
-        return TeacherRows(made.expected_TD.bfloat16(), made.entropy_T, made.best_T, made.head_sha256)
+        return TeacherRows(made.expected_TD.bfloat16(), made.entropy_T, made.best_T, made.vocabulary_sha256)

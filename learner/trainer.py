@@ -1,6 +1,8 @@
 """Trainer: one optimiser step after another on a draft core, and the way back when one goes wrong.
 
 It owns the core, the optimiser and the head in training. It does not know where requests come from or who serves.
+
+Shape letters: A anchors, K depths, T rows, D hidden, U draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -78,9 +80,7 @@ class Trainer:
     def set_head(self, head: Head) -> None:
         """Train against another vocabulary from now on; the core is the same."""
         self._head = head
-        weight_UD = head.weight_UD.to(self.dtype)
-        target_UD = weight_UD if head.is_target_rows else head.target_UD.to(self.dtype)
-        self._training_head = Head(head.vocabulary, weight_UD, target_UD)
+        self._training_head = head.to(self.dtype)
 
     def step(self, requests: Sequence[CapturedRequest], rate_share: float = 1.0) -> StepResult:
         """Learn from a batch with this share of the rates; raises Diverged, and NoAnchor where there is nothing to learn."""

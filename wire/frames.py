@@ -12,7 +12,8 @@ from wire.errors import FrameError
 from wire.messages import CaptureSpan, CaptureStep, TensorFrame
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_MAX_POSITION = 1 << 31
+MAX_POSITION = 1 << 31
+"""No token of a request lies here or beyond."""
 
 
 def frame_for(shape: tuple[int, ...], dtype: str) -> TensorFrame:
@@ -55,7 +56,7 @@ def _check_span(span: CaptureSpan, vocab_size: int) -> None:
         raise FrameError(
             f"{span.request_id}: {len(span.emitted_ids)} tokens emitted after {span.num_accepted} accepted is impossible"
         )
-    if not 0 <= span.first_position < _MAX_POSITION - span.num_rows:
+    if not 0 <= span.first_position < MAX_POSITION - span.num_rows:
         raise FrameError(f"{span.request_id}: {span.num_rows} rows from position {span.first_position} are out of range")
     for token in (*span.token_ids, *span.emitted_ids):
         if not 0 <= token < vocab_size:

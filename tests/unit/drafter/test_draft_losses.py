@@ -97,4 +97,4 @@ def test_teacher_rows_name_the_vocabulary_they_belong_to(target):
     head = own_head(target)
     rows = teach(torch.randn(2, 16), head)
     assert isinstance(rows, TeacherRows)
-    assert rows.head_sha256 == head.vocabulary.sha256
+    assert rows.vocabulary_sha256 == head.vocabulary.sha256

@@ -132,6 +132,19 @@ def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
     second.close()
 
 
+def test_what_comes_of_a_request_after_it_was_closed_early_is_not_a_second_one(config, make_request):
+    """Teacher rows, visits and the file on disk go by the key: a second request under it would be taught the first one's rows."""
+    session = LearningSession(config(replay={"recent_tokens": 13, "holdout_share": 0.3, "max_passes": 2}), 0)
+    begun, rest = (make_request("long", total=total, prompt_key="q1") for total in (16, 30))
+    session._remember(begun, on_disk=True)
+    session._remember(make_request("other", prompt_key="q1"), on_disk=True)
+    session._remember(rest, on_disk=True)
+    assert sorted(request.key for request in session.replay.trainable()) == ["long", "other"]
+    assert session.replay.num_tokens_distinct == 2 * begun.num_tokens
+    assert {request.key: request.num_tokens for request in session.archive.read_all()} == {"long": 13, "other": 13}
+    session.close()
+
+
 def test_an_unwritable_state_directory_does_not_stop_learning(config, make_request, state_dir):
     session = LearningSession(config(), 0)
     (state_dir / "learner").write_text("in the way")
