@@ -161,6 +161,32 @@ def test_what_is_no_request_gets_an_error_in_openais_shape(tmp_path: Path, sent:
     run(scenario())
 
 
+def test_the_first_events_come_with_the_head(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            reader, writer = await open_raw(rig)
+            body = json.dumps({"model": "tiny", "prompt": "p", "stream": True}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            first = await reader.read(1 << 16)
+            assert first.startswith(b"HTTP/1.1 200 ")
+            assert b"\r\ndata: " in first
+
+    run(scenario())
+
+
+def test_a_head_without_a_body_comes_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            reader, writer = await open_raw(rig)
+            writer.write(GET_HEALTH.replace(b"GET", b"HEAD"))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            writer.write(GET_HEALTH)
+            assert (await answer(reader))[0] == 200
+
+    run(scenario())
+
+
 def test_the_bound_leaves_descriptors_for_engines_and_the_operator() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_files = 2 * connections.max_connections() + connections.max_connections()
