@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import resource
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +163,20 @@ def test_what_is_no_request_gets_an_error_in_openais_shape(tmp_path: Path, sent:
     run(scenario())
 
 
-def test_the_first_events_come_with_the_head(tmp_path: Path) -> None:
+def num_data_packets(writer: asyncio.StreamWriter) -> int:
+    """Received with data in them: `tcpi_data_segs_in` of linux/tcp.h."""
+    info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return int(struct.unpack_from("I", info, 152)[0])
+
+
+def test_a_head_and_what_follows_it_are_one_packet(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
             reader, writer = await open_raw(rig)
-            body = json.dumps({"prompt": "p", "stream": True}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            first = await reader.read(1 << 16)
-            assert first.startswith(b"HTTP/1.1 200 ")
-            assert b"\r\ndata: " in first
+            for number in (1, 2):
+                writer.write(GET_HEALTH)
+                assert (await answer(reader))[0] == 200
+                assert num_data_packets(writer) == number
 
     run(scenario())
 
