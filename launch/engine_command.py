@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 16,
     "enable_prefix_caching": True,
     "enable_prompt_tokens_details": True,
+    # A progress bar raises where its log cannot be written: with it an engine would not start on a full disk.
+    "use_tqdm_on_load": False,
 }
 _OWNED = {
     "model": "target.path",

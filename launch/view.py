@@ -158,6 +158,7 @@ def _learning(status: AdminStatus) -> Table:
         ("simulated AL", "-" if report.simulated_al is None else f"{report.simulated_al:.2f}"),
         ("gate", "-" if report.gate is None else "accepted" if report.gate.accepted else "rejected"),
         ("published", str(report.num_published)),
+        ("outcome", report.outcome or "-"),
     ]
     return _pairs("learner", rows)
 

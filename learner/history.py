@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,17 @@ class History:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and self._path.stat().st_size > _MAX_BYTES:
                 self._path.rename(self._path.with_name("metrics.1.jsonl"))
-            with self._path.open("ab") as file:
-                file.write(line)
+            self._append(line)
             self._is_failing = False
         except OSError as error:
             if not self._is_failing:
                 log.warning("cannot write %s: %s", self._path.name, error)
             self._is_failing = True
+
+    def _append(self, line: bytes) -> None:
+        """The whole line or nothing of it: a disk that fills up takes the first part, and the next line would follow on that."""
+        with self._path.open("ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            if file.write(line) < len(line):
+                file.truncate(start)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

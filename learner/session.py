@@ -270,6 +270,7 @@ class LearningSession:
             num_published=self.publisher.num_published,
             gate=self.publisher.last_gate,
             num_gate_decisions={name: self.publisher.decisions[name] for name in ("accepted", "rejected")},
+            outcome=self.publisher.last_outcome,
         )
 
     def close(self) -> None:

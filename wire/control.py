@@ -140,6 +140,8 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     """Captured rows beyond what is kept of one request."""
     num_dropped_requests: int = 0
     """Captured requests forgotten because a training step or a judgement failed with them."""
+    outcome: str = ""
+    """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):

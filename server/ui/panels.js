@@ -338,6 +338,7 @@ function learnerFacts(state, report) {
     ["Lag", span(report.capture_lag_s)],
     ["Simulated AL", fixed(report.simulated_al)],
     ["Published", plural(report.num_published, "draft")],
+    ["Outcome", report.outcome || EMPTY],
   ];
   return h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }

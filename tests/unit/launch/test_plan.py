@@ -132,6 +132,10 @@ def test_engine_options_pass_through_and_win_over_ours() -> None:
     assert json.loads(option(engine, "--speculative-config"))["num_speculative_tokens_per_batch_size"] == [[1, 4, 3]]
 
 
+def test_an_engine_writes_no_progress_bars_which_would_end_it_on_a_full_disk() -> None:
+    assert "--no-use-tqdm-on-load" in process(plan(), "engine-0").argv
+
+
 def test_flags_are_spelled_as_vllm_spells_them() -> None:
     options = {"a_b": 1, "yes": True, "no": False, "table": {"x": [1]}, "many": ["p", 2]}
     assert as_flags(options) == ["--a-b", "1", "--yes", "--no-no", "--table", '{"x":[1]}', "--many", "p", "2"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 
 import msgspec
@@ -101,6 +102,20 @@ def test_history_is_one_json_object_a_line(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "learner" / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["step", "gate"]
     assert lines[0]["loss"] == 1.5
+
+
+def test_a_disk_that_fills_up_within_a_line_of_history_leaves_whole_lines(tmp_path):
+    history = History(tmp_path)
+    history.write("step", loss=1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size + 5, hard))
+    try:
+        history.write("step", loss=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    history.write("step", loss=3.0)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [1.0, 3.0]
 
 
 def test_an_unwritable_history_is_not_raised(tmp_path):
