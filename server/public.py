@@ -10,12 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.completions import ModelRoute, send_error
-from server.errors import ApiError, http_error, internal_error
+from server.errors import ApiError, as_api_error, http_error, internal_error
 from server.fleet import Fleet
+from server.paths import CHAT_PATH, COMPLETIONS_PATH
+from wire.errors import PacelineError
 
 MODEL_ROUTES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("/v1/chat/completions", ("POST",)),
-    ("/v1/completions", ("POST",)),
+    (CHAT_PATH, ("POST",)),
+    (COMPLETIONS_PATH, ("POST",)),
     ("/v1/models", ("GET",)),
 )
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,8 +67,8 @@ def _framework_app(fleet: Fleet, metrics_text: Callable[[], Awaitable[bytes]]) -
     return app
 
 
-def json_response(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status_code=status, media_type="application/json")
+def json_response(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def error_response(error: ApiError) -> Response:
@@ -76,9 +78,9 @@ def error_response(error: ApiError) -> Response:
 def install_error_shapes(app: FastAPI) -> None:
     """Every error of an application leaves in OpenAI's shape."""
 
-    @app.exception_handler(ApiError)
-    async def on_api_error(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+    @app.exception_handler(PacelineError)
+    async def on_our_error(request: Request, error: PacelineError) -> Response:
+        return error_response(as_api_error(error))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:

@@ -22,6 +22,7 @@ from msgspec import Raw
 
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
+from server.paths import COMPLETIONS_PATH
 from server.relay.breaker import Visit
 from server.relay.exchange import FULL_REPORT, Exchange, Fields, Leg, tells_of_death, with_xargs
 
@@ -231,7 +232,7 @@ class PrefillLegs:
     async def _post_release(self, engine: Engine, lease: Lease) -> int:
         refused = {"model": RELEASE_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": lease.params}
         headers = {"Content-Type": "application/json"}
-        url = engine.client.base_url + "/v1/completions"
+        url = engine.client.base_url + COMPLETIONS_PATH
         async with self._session.post(url, data=msgspec.json.encode(refused), headers=headers) as response:
             return response.status
 

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import Raw
 
 from server.body import num_prompts
+from server.paths import CHAT_PATH
 from server.relay.exchange import Fields
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16
 """Of `/v1/completions`, as OpenAI and vLLM have it; a chat's default is what the context leaves."""
 
@@ -104,7 +103,7 @@ def why_not_resumable(path: str, fields: Fields) -> str:
     if _value(fields, "include_stop_str_in_output") and _value(fields, "stop"):
         # Otherwise an engine holds back what could begin a stop string; here it has sent it.
         return "stop strings are part of the output"
-    if path == CHAT:
+    if path == CHAT_PATH:
         return "a message is not text" if any(word in bytes(fields.get("messages", _NULL)) for word in _MEDIA) else ""
     return "" if num_prompts(bytes(fields.get("prompt", _NULL))) == 1 else "it has several prompts"
 
@@ -115,7 +114,7 @@ def read_wishes(path: str, fields: Fields) -> Wishes:
     options = options if isinstance(options, dict) else {}
     stop = _value(fields, "stop") or []
     return Wishes(
-        is_chat=path == CHAT,
+        is_chat=path == CHAT_PATH,
         token_ids=_value(fields, "return_token_ids") is True,
         usage=options.get("include_usage") is True,
         continuous_usage=options.get("include_usage") is True and options.get("continuous_usage_stats") is True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from server.fleet import Fleet
+from server.paths import CHAT_PATH, COMPLETIONS_PATH
 from server.relay.exchange import Exchange
-from server.relay.resumable import CHAT, COMPLETIONS, why_not_resumable
+from server.relay.resumable import why_not_resumable
 from server.relay.stream import PlainStream, ResumableStream, Stream
 
 
@@ -28,7 +29,11 @@ class Resumption:
     def open(self, exchange: Exchange) -> Stream:
         """Streams that cannot go on pass byte for byte; only the others carry what going on takes."""
         fields = exchange.fields
-        if fields is None or exchange.path not in (CHAT, COMPLETIONS) or bytes(fields.get("stream", b"null")) != b"true":
+        if (
+            fields is None
+            or exchange.path not in (CHAT_PATH, COMPLETIONS_PATH)
+            or bytes(fields.get("stream", b"null")) != b"true"
+        ):
             return PlainStream(exchange, "it is no stream")
         reason = self._reason or why_not_resumable(exchange.path, fields)
         return PlainStream(exchange, reason) if reason else ResumableStream(exchange, self._decode)

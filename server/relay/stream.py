@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
+from server.paths import COMPLETIONS_PATH
 from server.relay.exchange import Exchange, Fields, Leg
 from server.relay.join import CannotResume, Join, find_join
-from server.relay.resumable import COMPLETIONS, asking_for_ids, continuation, max_tokens_left, read_wishes
+from server.relay.resumable import asking_for_ids, continuation, max_tokens_left, read_wishes
 
 _END = b"\n\n"
 _CHUNK = b"data: {"
@@ -164,7 +165,7 @@ class ResumableStream:
         del self._ids[num_kept:]
         ids = [*self._prompt_ids, *self._ids]
         fields = continuation(self._asked, wishes, ids, num_kept=num_kept, max_tokens=left)
-        self.leg = Leg(COMPLETIONS, fields, token_ids=tuple(ids), target_version=target_version)
+        self.leg = Leg(COMPLETIONS_PATH, fields, token_ids=tuple(ids), target_version=target_version)
         self._join, self._overlap_seen = join, ""
 
     def _passed(self, event: bytes) -> bytes:

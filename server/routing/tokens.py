@@ -19,11 +19,9 @@ import msgspec
 from msgspec import Raw
 from tokenizers import Tokenizer
 
+from server.paths import CHAT_PATH, COMPLETIONS_PATH
 from server.routing.conversation import NotText, read_conversation
 from server.routing.template import ChatTemplate, TemplateRefusal, read_special_tokens
-
-CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
 
 MAX_THREADS = 2
 MAX_WAIT_S = 0.25

@@ -33,12 +33,13 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from server.paths import CHAT_PATH
 from server.routing.blocks import reusable_tokens
 from server.routing.index import KvIndex
 from server.routing.kv_events import EngineFeed, KvListener
 from server.routing.metrics import RoutingMetrics
 from server.routing.replay import ReplaySocket
-from server.routing.tokens import CHAT_PATH, Prompts
+from server.routing.tokens import Prompts
 from wire.kv_blocks import prompt_chain
 
 BLOCK = 16

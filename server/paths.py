@@ -1,0 +1,4 @@
+"""The routes that generate, on the public port as on an engine's."""
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
