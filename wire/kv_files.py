@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b, sha256
@@ -35,11 +36,14 @@ _TENANT_PREFIX = "t-"
 """A label may be `..`."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 1 << 20
+_MAX_HOLD_BYTES = 1 << 24
 _STALE_TEMPORARY_S = 600.0
 _AGE_STEP_S = 1e-3
 """By which one block of a prefix is older than the one before it."""
 _PLAIN_TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _BLOCK_FILE = re.compile(r"([0-9a-f]{32})\.([0-9]+)")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9]+-[0-9a-f]{16}")
+_HOLD_FILE = re.compile(r"[0-9a-f]{32}")
 _LAYOUT = re.compile(r"[0-9a-f]{16}")
 
 
@@ -113,7 +117,7 @@ class KvDirectory:
 
     def has_block(self, realm: KvRealm, name: str, num_ranks: int) -> bool:
         """Whether every rank's part is there."""
-        return all(os.path.exists(self.block_path(realm, name, rank)) for rank in range(num_ranks))
+        return all(os.path.isfile(self.block_path(realm, name, rank)) for rank in range(num_ranks))
 
     def create(self) -> None:
         """For its owner alone: KV tells what was said."""
@@ -153,14 +157,14 @@ class KvDirectory:
     def blocks(self) -> Iterator[StoredBlock]:
         """Every block file, in no order. Files that vanish meanwhile are left out."""
         for realm in self.realms():
-            for entry in _entries(self._realm_directory(realm)):
+            for entry in _files(self._realm_directory(realm)):
                 try:
                     status = entry.stat()
                 except FileNotFoundError:
                     continue
                 if match := _BLOCK_FILE.fullmatch(entry.name):
                     yield StoredBlock(Path(entry.path), realm, match[1], status.st_size, status.st_mtime)
-                elif entry.name.startswith(".") and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
+                elif _TEMPORARY.fullmatch(entry.name) and status.st_mtime < time.time() - _STALE_TEMPORARY_S:
                     Path(entry.path).unlink(missing_ok=True)
 
     def parts(self, realm: KvRealm, name: str) -> list[Path]:
@@ -169,7 +173,7 @@ class KvDirectory:
 
     def headers(self, realm: KvRealm) -> list[KvBlockHeader]:
         """Of all blocks of a realm, in no order; unreadable ones are left out."""
-        paths = (Path(entry.path) for entry in _entries(self._realm_directory(realm)) if _BLOCK_FILE.fullmatch(entry.name))
+        paths = (Path(entry.path) for entry in _files(self._realm_directory(realm)) if _BLOCK_FILE.fullmatch(entry.name))
         return [header for path in paths if path.suffix == ".0" and (header := _readable(path)) is not None]
 
     def prefix(self, realm: KvRealm, name: str) -> list[KvBlockHeader]:
@@ -187,8 +191,8 @@ class KvDirectory:
     def hold(self, realm: KvRealm, name: str) -> Hold | None:
         """What holds a prefix; a file that cannot be read holds nothing."""
         try:
-            return msgspec.json.decode(self._hold_path(realm, name).read_bytes(), type=Hold)
-        except (FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode(_read(self._hold_path(realm, name), _MAX_HOLD_BYTES), type=Hold)
+        except (FileNotFoundError, WireError, msgspec.DecodeError, RecursionError):
             return None
 
     def set_hold(self, realm: KvRealm, name: str, hold: Hold) -> None:
@@ -206,8 +210,8 @@ class KvDirectory:
         """Blocks that must stay: those of all prefixes held now."""
         held: set[tuple[KvRealm, str]] = set()
         for realm in self.realms():
-            for entry in _entries(self._realm_directory(realm) / _HOLDS):
-                if entry.name.startswith("."):  # never renamed: nobody could take it back
+            for entry in _files(self._realm_directory(realm) / _HOLDS):
+                if not _HOLD_FILE.fullmatch(entry.name):  # one that was never renamed nobody could take back
                     continue
                 hold = self.hold(realm, entry.name)
                 if hold is not None and hold.is_in_force(now_s):
@@ -256,9 +260,30 @@ def check(data: bytes) -> KvBlockHeader:
 
 def read_header(path: Path) -> KvBlockHeader:
     """A file's own word on what it is, its checksum not verified; raises OSError or WireError."""
+    _num_bytes(path)
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
         return _parse_header(start + file.read(min(int.from_bytes(start, "little"), _MAX_HEADER_BYTES)))
+
+
+def read_block(path: Path, *, tensor_bytes: int) -> bytes:
+    """The bytes of a file that may be a block with that many bytes of tensors, unchecked; raises OSError or WireError."""
+    return _read(path, _LENGTH_BYTES + _MAX_HEADER_BYTES + tensor_bytes)
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    num_bytes = _num_bytes(path)
+    if num_bytes > max_bytes:
+        raise FrameError(f"{path.name} has {num_bytes} bytes, at most {max_bytes} are read")
+    return path.read_bytes()
+
+
+def _num_bytes(path: Path) -> int:
+    """Of a plain file; raises FrameError for anything else. The open of a pipe, say, would never return."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FrameError(f"{path.name} is not a plain file")
+    return status.st_size
 
 
 def _temporary(path: Path) -> Path:
@@ -294,6 +319,11 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except FileNotFoundError:
         return []
+
+
+def _files(path: Path) -> Iterator[os.DirEntry[str]]:
+    """Plain files only: a network disk shows its snapshots as a directory in each directory."""
+    return (entry for entry in _entries(path) if entry.is_file(follow_symlinks=False))
 
 
 def _directories(path: Path) -> list[Path]:

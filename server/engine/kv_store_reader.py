@@ -15,7 +15,7 @@ from server.engine.kv_store_blocks import LayerTensors, decode_block
 from server.engine.kv_store_counts import CORRUPT, LOST, StoreCounts
 from server.engine.kv_store_orders import LoadOrder
 from wire.errors import WireError
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm, read_block
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class KvReader:
     def __init__(self, directory: KvDirectory, like: Mapping[str, torch.Tensor], counts: StoreCounts) -> None:
         self._directory = directory
         self._like = like
+        self._block_bytes = sum(tensor.nbytes for tensor in like.values())
         self._counts = counts
         self._abandoned: set[str] = set()
         self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
@@ -52,6 +53,7 @@ class KvReader:
         ended: list[Loaded] = []
         while not self._done.empty():
             ended.append(self._done.get())
+        self._abandoned.difference_update(loaded.order.request_id for loaded in ended)
         return ended
 
     def abandon(self, request_id: str) -> None:
@@ -69,7 +71,6 @@ class KvReader:
 
     def _end(self, job: _Job, blocks: list[LayerTensors]) -> None:
         order, expected = job
-        self._abandoned.discard(order.request_id)
         self._done.put(Loaded(order, expected[0].target_version, blocks))
 
     def _read_all(self, order: LoadOrder, expected: list[KvBlockHeader]) -> list[LayerTensors]:
@@ -85,13 +86,12 @@ class KvReader:
         realm = KvRealm(expected.layout_hash, expected.target_version, expected.tenant)
         path = self._directory.block_path(realm, expected.name, expected.rank)
         try:
-            data = path.read_bytes()
+            data = read_block(path, tensor_bytes=self._block_bytes)
+            tensors = decode_block(data, expected, self._like)
         except OSError as error:
             logger.warning("KV block %s cannot be read and is computed anew: %s", path, error)
             self._counts.add(LOST)
             return None
-        try:
-            tensors = decode_block(data, expected, self._like)
         except WireError as error:
             logger.warning("KV block %s is removed and computed anew: %s", path, error)
             self._counts.add(CORRUPT)

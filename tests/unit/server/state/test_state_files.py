@@ -13,7 +13,7 @@ from block_files import REALM, file_bytes, header, names_of, store_prefix
 
 from wire import kv_blocks
 from wire.errors import WireError
-from wire.kv_files import Hold, KvDirectory, check, seal, tenant_label
+from wire.kv_files import Hold, KvDirectory, check, read_block, seal, tenant_label
 
 
 @pytest.fixture
@@ -115,9 +115,9 @@ def test_a_hold_protects_its_own_tenant_only_and_a_lease_ends(directory: KvDirec
     names, other = names_of(1), REALM._replace(tenant="other")
     for realm in (REALM, other):
         store_prefix(directory, names, realm=realm)
-    directory.set_hold(REALM, names[0], Hold(names=tuple(names), lease_until_s=time.time() + 0.3))
+    directory.set_hold(REALM, names[0], Hold(names=tuple(names), lease_until_s=time.time() + 600.0))
     assert directory.held(time.time()) == {(REALM, names[0])}
-    assert directory.held(time.time() + 1.0) == set()
+    assert directory.held(time.time() + 600.0) == set()
     directory.shrink(0, leave_bytes=0)
     assert [block.realm for block in directory.blocks()] == [REALM]
 
@@ -134,12 +134,45 @@ def test_a_hold_that_was_never_finished_holds_nothing(directory: KvDirectory) ->
 
 def test_what_a_killed_writer_left_is_removed_in_time(directory: KvDirectory) -> None:
     (path,) = store_prefix(directory, names_of(1))
-    leftover, fresh = path.with_name(".leftover-1"), path.with_name(".fresh-1")
+    leftover, fresh = (path.with_name(f".{path.name}-{digit * 16}") for digit in "01")
     for temporary in (leftover, fresh):
         temporary.write_bytes(b"half")
     os.utime(leftover, (0.0, 0.0))
     assert [block.path for block in directory.blocks()] == [path]
     assert (leftover.exists(), fresh.exists()) == (False, True)
+
+
+def test_what_is_no_file_of_ours_is_neither_promised_nor_in_the_way(directory: KvDirectory) -> None:
+    """A snapshot directory of a network disk, a pipe, a link to itself, in the places of blocks and of holds."""
+    names = names_of(4)
+    paths = store_prefix(directory, names[:1], used_at_s=1.0)
+    realm_directory, holds = paths[0].parent, paths[0].parent / "holds"
+    directory.block_path(REALM, names[1], 0).mkdir()
+    os.mkfifo(directory.block_path(REALM, names[2], 0))
+    directory.block_path(REALM, names[3], 0).symlink_to(f"{names[3]}.0")
+    (realm_directory / ".snapshot").mkdir()
+    (realm_directory / ".profile").write_text("somebody's")
+    for path in (realm_directory / ".snapshot", realm_directory / ".profile"):
+        os.utime(path, (1.0, 1.0))
+    holds.mkdir()
+    (holds / names[1]).mkdir()
+    os.mkfifo(holds / names[2])
+    (holds / names[3]).write_bytes(b'{"names": ["\xff"], "is_pinned": true}')
+    assert [directory.has_block(REALM, name, 1) for name in names] == [True, False, False, False]
+    assert directory.prefix(REALM, names[2]) == []
+    assert [found.name for found in directory.headers(REALM)] == names[:1]
+    assert directory.held(time.time()) == set()
+    assert directory.shrink(1, leave_bytes=0) == (0, 1)
+    assert (realm_directory / ".profile").read_text() == "somebody's"
+
+
+def test_a_file_that_outgrew_a_block_is_not_read_into_memory(directory: KvDirectory) -> None:
+    (path,) = store_prefix(directory, names_of(1))
+    whole = read_block(path, tensor_bytes=64)
+    assert whole == path.read_bytes()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(WireError, match="bytes"):
+        read_block(path, tensor_bytes=64)
 
 
 def test_many_writers_of_one_block_leave_one_whole_file(directory: KvDirectory) -> None:
