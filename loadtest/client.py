@@ -56,6 +56,8 @@ class StreamResult:
     kv_path: str | None = None
     request_id: str | None = None
     ended_at_s: float = 0.0
+    silent_end_at_s: float | None = None
+    """Arrival of an end without text, for as long as it is not known whether it carried a token."""
     has_left: bool = False
     """The client closed the connection before the answer was whole."""
 
@@ -178,7 +180,7 @@ def note(result: StreamResult, data: bytes, now_s: float) -> None:
         return
     try:
         chunk = decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = data[:200].decode(errors="replace")
         result.error = f"a chunk is not JSON of a chat completion ({error}): {text}"
         return
@@ -192,6 +194,7 @@ def note(result: StreamResult, data: bytes, now_s: float) -> None:
         result.num_prompt_tokens = chunk.usage.prompt_tokens
         result.num_completion_tokens = chunk.usage.completion_tokens
         result.num_cached_tokens = chunk.usage.num_cached_tokens
+        _settle_silent_end(result)
     if chunk.accepted_per_step is not None:
         result.accepted_per_step = chunk.accepted_per_step
 
@@ -200,12 +203,28 @@ def _note_tokens(result: StreamResult, chunk: Chunk, now_s: float) -> None:
     """Enter what the choices of one event carry."""
     for choice in chunk.choices or ():
         token_ids = choice.token_ids or []
-        if token_ids or (choice.delta is not None and choice.delta.has_tokens):
+        if token_ids or (choice.delta is not None and choice.delta.has_tokens) or _has_grown(result, chunk):
             result.text += (choice.delta and choice.delta.content) or ""
             result.token_ids += token_ids
             result.chunk_times_s.append(now_s)
             result.chunk_token_counts.append(len(token_ids) or _num_new_tokens(result, chunk))
+        elif choice.finish_reason:
+            result.silent_end_at_s = now_s
         result.finish_reason = choice.finish_reason or result.finish_reason
+
+
+def _has_grown(result: StreamResult, chunk: Chunk) -> bool:
+    """Whether the server's running count, where it keeps one, tells of tokens that have no text."""
+    known = result.num_completion_tokens
+    return chunk.usage is not None and known is not None and chunk.usage.completion_tokens > known
+
+
+def _settle_silent_end(result: StreamResult) -> None:
+    """An end without text carried a token if the server counts more than came before: vLLM's end token has none."""
+    if result.silent_end_at_s is not None and (result.num_completion_tokens or 0) > sum(result.chunk_token_counts):
+        result.chunk_times_s.append(result.silent_end_at_s)
+        result.chunk_token_counts.append(1)
+    result.silent_end_at_s = None
 
 
 def _num_new_tokens(result: StreamResult, chunk: Chunk) -> int:

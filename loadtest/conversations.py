@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,13 @@ async def hold(
 
 
 async def _hold_one(
-    session: aiohttp.ClientSession, url: str, model: str, talk: Conversation, *, options: Mapping[str, Any], pause: Any
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    talk: Conversation,
+    *,
+    options: Mapping[str, Any],
+    pause: Callable[[], float],
 ) -> None:
     for _ in talk.user_turns:
         await asyncio.sleep(pause())

@@ -10,6 +10,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+SCENARIO_FILE = "scenario.toml"
+RUN_FILE = "run.json"
+REQUESTS_FILE = "requests.jsonl"
+TIMELINE_FILE = "timeline.jsonl"
+"""What lies in the directory of a run."""
+
 Outcome = Literal["ok", "failed", "truncated", "cancelled"]
 
 

@@ -42,7 +42,7 @@ class Trace(Config):
 
 
 class Closed(Config):
-    """Closed loop: that many requests, or conversations, at a time. Says nothing about waiting, see the docs."""
+    """Closed loop: that many requests, or conversations, at a time. Says nothing about waiting: those who would have come meanwhile do not."""
 
     kind: Literal["closed"] = "closed"
     concurrency: Annotated[int, Field(ge=1)]

@@ -220,10 +220,7 @@ async def lone_engine(
 def planned(up_arguments: Sequence[str], settings: Sequence[str] = (), *, pools: Sequence[Pool] = ONE_ENGINE) -> dict[str, Any]:
     """What `paceline plan --json` says of these settings on free ports; raises SystemUnderTestError."""
     words = _words(up_arguments, (*settings, *_FREE_PORTS, pool_setting(pools)))
-    answer = subprocess.run([sys.executable, "-m", "launch.cli", "plan", "--json", *words], capture_output=True, text=True)
-    if answer.returncode:
-        raise SystemUnderTestError(f"paceline plan ended with code {answer.returncode}: {answer.stderr.strip()}")
-    plan: dict[str, Any] = json.loads(answer.stdout)
+    plan: dict[str, Any] = json.loads(_paceline("plan", "--json", *words))
     return plan
 
 
@@ -237,9 +234,16 @@ def _words(up_arguments: Sequence[str], settings: Sequence[str]) -> list[str]:
 
 
 def make_draft(up_arguments: Sequence[str], settings: Sequence[str]) -> None:
-    """A random draft in the settings' state directory, made active as `up` does."""
-    words = _words(up_arguments, settings)
-    subprocess.run([sys.executable, "-m", "launch.cli", "draft", "init", *words], check=True, capture_output=True)
+    """A random draft in the settings' state directory, made active as `up` does; raises SystemUnderTestError."""
+    _paceline("draft", "init", *_words(up_arguments, settings))
+
+
+def _paceline(*words: str) -> str:
+    """What a command of ours prints; raises SystemUnderTestError where it fails."""
+    answer = subprocess.run([sys.executable, "-m", "launch.cli", *words], capture_output=True, text=True)
+    if answer.returncode:
+        raise SystemUnderTestError(f"paceline {words[0]} ended with code {answer.returncode}: {answer.stderr.strip()}")
+    return answer.stdout
 
 
 async def served_model(url: str) -> str:

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from loadtest.bars.load import progress
+from loadtest.bars.load import progress, reasons
 from loadtest.bars.overhead import CONCURRENCY, PACE, first_bytes, lengths, shown, side_by_side, target_directory
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
@@ -113,9 +113,3 @@ def values(waits: dict[str, list[float]], killed: dict[str, list[StreamResult]])
 def failed(results: Sequence[StreamResult]) -> list[StreamResult]:
     """Those that failed, or in whose answer a token is lost or doubled."""
     return [result for result in results if not result.is_ok or not is_recital(result.text, result.num_tokens)]
-
-
-def reasons(results: Sequence[StreamResult]) -> list[str]:
-    """Distinct reasons, a few, without what differs from request to request."""
-    texts = dict.fromkeys((result.error or "the answer is not whole")[:120] for result in results)
-    return list(texts)[:5]

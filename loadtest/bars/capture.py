@@ -10,9 +10,10 @@ from pathlib import Path
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
+from loadtest.processes import SystemUnderTestError
 from loadtest.sources import human_eval
 from loadtest.statistics import paired_ratio
-from loadtest.system import OUR_PARTS, System, SystemUnderTestError, lone_engine, make_draft, running_system, served_model
+from loadtest.system import OUR_PARTS, System, lone_engine, make_draft, running_system, served_model
 from loadtest.traffic import Prompt
 
 NUM_PAIRS = 8

@@ -1,19 +1,20 @@
-"""`paceline bench`: measure, compare, print, and say by the exit code whether every bar is met."""
+"""`paceline bench bars` and `drill`: measure, compare, print, and say by the exit code whether every bar is met."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import aiohttp
+
 from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
-from loadtest.system import SystemUnderTestError
-from loadtest.traffic import TrafficError
+from loadtest.machine import machine
+from loadtest.processes import SystemUnderTestError
+from wire.errors import PacelineError
 
 Measure = Callable[[Bench], Awaitable[Mapping[str, Measured]]]
 """Returns values by the part of a bar's name after the dot."""
@@ -60,8 +61,8 @@ def measure(function: str, bench: Bench) -> Mapping[str, Measured]:
 
     try:
         return asyncio.run(measured())
-    except (SystemUnderTestError, TrafficError) as error:
-        failure = Measured(None, {"reason": str(error)})
+    except (SystemUnderTestError, PacelineError, aiohttp.ClientError) as error:
+        failure = Measured(None, {"reason": str(error) or type(error).__name__})
         return {bar.name.split(".", 1)[1]: failure for bar in load() if bar.function == function}
 
 
@@ -83,11 +84,7 @@ def report(rows: Sequence[tuple[Bar, Measured]]) -> dict[str, object]:
     """All results for machines."""
     return {
         "measured_at_s": time.time(),
-        "machine": {
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "num_cores": len(os.sched_getaffinity(0)),
-        },
+        "machine": machine(),
         "argv": sys.argv,
         "bars": [
             {

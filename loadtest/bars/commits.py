@@ -14,9 +14,10 @@ import numpy as np
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.closed_loop import run_batch
+from loadtest.processes import SystemUnderTestError
 from loadtest.sources import human_eval
 from loadtest.statistics import CommitGaps, Interval, changed, commit_gaps
-from loadtest.system import OUR_PARTS, SPECULATION, System, SystemUnderTestError, lone_engine, running_system
+from loadtest.system import OUR_PARTS, SPECULATION, System, lone_engine, running_system
 from loadtest.traffic import Prompt
 from wire.control import SwapReport
 

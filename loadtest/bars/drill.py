@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loadtest.bars.load import Load, background_load, progress
+from loadtest.bars.load import Load, background_load, progress, reasons
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.closed_loop import run_batch
@@ -137,13 +137,13 @@ def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -
     outages = [kill.outage for kill in kills if kill.process == "gateway"]
     cut = [result for result in load.failed if any(_is_cut(result, outage) for outage in outages)]
     failed = [result for result in load.failed if result not in cut]
-    other = _differing(load.results, reference)
+    other = differing(load.results, reference)
     detail = {
         "kills": [kill.shown() for kill in kills],
         "requests": len(load.results),
         "failed": len(failed),
-        "reasons": _reasons(failed),
-        "answered_otherwise": [result.prompt_id for result in other][:5],
+        "reasons": reasons(failed),
+        "answered_otherwise": other[:5],
         "cut_by_the_gateways_own_death": len(cut),
     }
     if not load.results:
@@ -161,16 +161,16 @@ def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str])
     refused = [result for result in load.failed if result not in on_it and _touches(result, [kill.outage for kill in kills])]
     allowed = [result for result in on_it + refused if result.has_one_openai_error]
     wrong = [result for result in load.failed if result not in allowed]
-    other = _differing(load.results, reference)
+    other = differing(load.results, reference)
     detail = {
         "kills": [kill.shown() for kill in kills],
         "requests": len(load.results),
         "streams_on_the_killed_engine_that_failed": len(on_it),
         "refused_until_it_was_back": len(refused),
-        "errors": _reasons(allowed),
+        "errors": reasons(allowed),
         "failed_otherwise": len(wrong),
-        "reasons": _reasons(wrong),
-        "answered_otherwise": [result.prompt_id for result in other][:5],
+        "reasons": reasons(wrong),
+        "answered_otherwise": other[:5],
     }
     if not on_it:
         return Measured(None, {"reason": "no stream ran on the engine when it was killed", **detail})
@@ -188,10 +188,6 @@ def _touches(result: StreamResult, stretches: Sequence[Interval]) -> bool:
     return any(result.sent_at_s <= stretch.end_s and result.ended_at_s >= stretch.start_s for stretch in stretches)
 
 
-def _differing(results: Sequence[StreamResult], reference: Mapping[str, str]) -> list[StreamResult]:
-    return [result for result in results if result.is_ok and result.text != reference[result.prompt_id]]
-
-
-def _reasons(results: Sequence[StreamResult]) -> list[str]:
-    texts = dict.fromkeys((result.error or ("truncated" if result.is_truncated else "incomplete"))[:200] for result in results)
-    return list(texts)[:5]
+def differing(results: Sequence[StreamResult], reference: Mapping[str, str]) -> list[str]:
+    """Prompt ids of answers that are whole and other than the reference's."""
+    return [result.prompt_id for result in results if result.is_ok and result.text != reference[result.prompt_id]]

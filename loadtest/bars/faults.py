@@ -10,8 +10,9 @@ import time
 from loadtest.bars import spoiled
 from loadtest.bars.load import background_load, progress
 from loadtest.bars.registry import Bench, Measured
+from loadtest.processes import SystemUnderTestError
 from loadtest.sources import human_eval
-from loadtest.system import Answer, System, SystemUnderTestError, running_system
+from loadtest.system import Answer, System, running_system
 
 CONCURRENCY = 4
 TRAIN_AT_MOST_S = 300.0

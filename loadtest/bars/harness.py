@@ -19,7 +19,7 @@ import psutil
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.processes import SystemUnderTestError, free_ports, running_process, stop
-from loadtest.records import RequestRecord, RunRecord
+from loadtest.records import REQUESTS_FILE, RUN_FILE, RequestRecord, RunRecord
 from loadtest.run.output import as_toml
 from loadtest.scenario import Scenario
 
@@ -140,7 +140,7 @@ async def _tried(scenario: Scenario, *, between_tokens_s: float) -> AsyncIterato
             )
             usage = Usage()
             try:
-                await _watch(process, root / "out" / "requests.jsonl", usage)
+                await _watch(process, root / "out" / REQUESTS_FILE, usage)
             finally:
                 await stop(process)
         yield _read(process, root / "out", usage)
@@ -164,10 +164,10 @@ def _read(process: subprocess.Popen[bytes], out_dir: Path, usage: Usage) -> Tria
     if process.returncode:
         assert process.stderr is not None
         raise SystemUnderTestError(f"bench run ended with code {process.returncode}: {process.stderr.read().decode()[-2000:]}")
-    run = msgspec.json.decode((out_dir / "run.json").read_bytes(), type=RunRecord)
+    run = msgspec.json.decode((out_dir / RUN_FILE).read_bytes(), type=RunRecord)
     if set(run.num_requests) != {"ok"}:
         raise SystemUnderTestError(f"requests failed: {run.num_requests}")
-    return Trial(run, out_dir / "requests.jsonl", usage)
+    return Trial(run, out_dir / REQUESTS_FILE, usage)
 
 
 def _detail(trial: Trial) -> dict[str, Any]:

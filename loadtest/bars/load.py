@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,9 @@ from loadtest.client import StreamResult
 from loadtest.closed_loop import keep_busy
 from loadtest.system import System
 from loadtest.traffic import Prompt
+
+_REASON_CHARACTERS = 120
+_NUM_REASONS = 5
 
 
 @dataclass
@@ -30,9 +33,15 @@ class Load:
         return len(self.results) - len(self.failed)
 
     def reasons(self) -> list[str]:
-        """Distinct reasons of failures, a few."""
-        texts = dict.fromkeys(result.error or ("truncated" if result.is_truncated else "incomplete") for result in self.failed)
-        return list(texts)[:5]
+        return reasons(self.failed)
+
+
+def reasons(failed: Iterable[StreamResult]) -> list[str]:
+    """Distinct reasons of failures, a few, without what differs from request to request at their end."""
+    texts = dict.fromkeys(
+        (one.error or ("truncated" if one.is_truncated else "incomplete"))[:_REASON_CHARACTERS] for one in failed
+    )
+    return list(texts)[:_NUM_REASONS]
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 
-from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, undisturbed
+from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, differing, undisturbed
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.processes import POLL_S, SystemUnderTestError
@@ -64,7 +64,7 @@ async def drain(system: System, engine_id: str) -> float:
 
 def value(load: Load, steps: Mapping[str, str], reference: Mapping[str, str]) -> Measured:
     """Requests that failed or were answered otherwise than undisturbed."""
-    other = [result.prompt_id for result in load.results if result.is_ok and result.text != reference[result.prompt_id]]
+    other = differing(load.results, reference)
     detail = {
         "restarts": dict(steps),
         "requests": len(load.results),

@@ -47,6 +47,7 @@ class SwapEffect:
     """One swap."""
 
     at_s: float
+    """When the attempt began."""
     version: int
     trigger: str
     largest_gap_ms: float | None

@@ -24,6 +24,11 @@ class Measure:
     by: Literal["ratio", "difference"] = "ratio"
     """How two runs are compared. A share may be 0, so shares are subtracted."""
 
+    @property
+    def shown(self) -> tuple[float, str]:
+        """Factor and unit for people: shares are shown in %."""
+        return (100.0, "%") if self.by == "difference" else (1.0, self.unit)
+
 
 MEASURES = (
     Measure("ttft_p50", "TTFT p50", "ms", "lower"),

@@ -9,14 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from loadtest.records import RequestRecord, RunRecord, SystemSample
+from loadtest.records import REQUESTS_FILE, RUN_FILE, SCENARIO_FILE, TIMELINE_FILE, RequestRecord, RunRecord, SystemSample
 from loadtest.scenario import Scenario
 from wire.errors import PacelineError
-
-REQUESTS = "requests.jsonl"
-TIMELINE = "timeline.jsonl"
-SCENARIO = "scenario.toml"
-RECORD = "run.json"
 
 _Line = TypeVar("_Line")
 
@@ -33,24 +28,24 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         """Raises RunDirectoryError where there is no run, ConfigError where its scenario is not one."""
         self.path = path
-        for name in (SCENARIO, REQUESTS):
+        for name in (SCENARIO_FILE, REQUESTS_FILE):
             if not (path / name).is_file():
-                raise RunDirectoryError(f"{path} holds no run: {name} is missing; `paceline bench run SCENARIO.toml` makes one")
-        self.scenario = Scenario.read(path / SCENARIO, [])
-        self.record = _record(path / RECORD)
+                raise RunDirectoryError(f"{path} holds no run: {name} is missing; `paceline bench run SCENARIO` makes one")
+        self.scenario = Scenario.read(path / SCENARIO_FILE, [])
+        self.record = _record(path / RUN_FILE)
         """None where the run was killed before it wrote any."""
         self.num_unreadable: Counter[str] = Counter()
         """Lines left out, by file, of the readings so far."""
 
     def requests(self) -> Iterator[RequestRecord]:
         """Every request, in the order in which they ended."""
-        return self._lines(REQUESTS, RequestRecord)
+        return self._lines(REQUESTS_FILE, RequestRecord)
 
     def samples(self) -> Iterator[SystemSample]:
         """Every sample of the system, in time; none where the system could not be watched."""
-        if not (self.path / TIMELINE).is_file():
+        if not (self.path / TIMELINE_FILE).is_file():
             return iter(())
-        return self._lines(TIMELINE, SystemSample)
+        return self._lines(TIMELINE_FILE, SystemSample)
 
     def _lines(self, name: str, kind: type[_Line]) -> Iterator[_Line]:
         decoder = msgspec.json.Decoder(kind)

@@ -14,12 +14,12 @@ from loadtest.measures import acceptance, bootstrap, headline
 from loadtest.measures.acceptance import Acceptance, Cost
 from loadtest.measures.arrivals import Arrivals, Throughput, throughput
 from loadtest.measures.bootstrap import Blocks
-from loadtest.measures.run_directory import REQUESTS, TIMELINE, RunDirectory
+from loadtest.measures.run_directory import RunDirectory
 from loadtest.measures.series import Series, WorstWindow, series, worst_window
 from loadtest.measures.summary import Summary, by_group, summarize
 from loadtest.measures.table import Mask, RequestTable
 from loadtest.measures.timeline import Timeline, VerifiedRequests, read_timeline, take_verified, window_length_s
-from loadtest.records import RequestRecord
+from loadtest.records import REQUESTS_FILE, TIMELINE_FILE, RequestRecord
 from loadtest.scenario import Scenario
 from loadtest.statistics import Estimate, Interval
 
@@ -148,7 +148,7 @@ def why_invalid(run: RunDirectory, everything: Summary, lag_p99_ms: float | None
         reasons.append("no request was sent in the measured span")
     elif not everything.num_by_outcome["ok"]:
         reasons.append(f"none of {everything.num_requests} requests was answered whole")
-    num_unreadable = run.num_unreadable[REQUESTS] + run.num_unreadable[TIMELINE]
+    num_unreadable = run.num_unreadable[REQUESTS_FILE] + run.num_unreadable[TIMELINE_FILE]
     if num_unreadable > MAX_UNREADABLE:
         reasons.append(f"{num_unreadable} lines of the run's files could not be read")
     return reasons

@@ -62,8 +62,7 @@ def lines(found: RunComparison, before_dir: Path, after_dir: Path) -> list[str]:
     text += [f"NOT VALID: {path}: {'; '.join(reasons)}" for path, reasons in found.why_invalid.items()]
     text.append(f"{'':<24}{'A':>10}{'B':>10}  {'B against A':<30}{'pairs':>7}  verdict")
     for row in found.rows:
-        scale = 100.0 if row.measure.by == "difference" else 1.0
-        unit = "%" if row.measure.by == "difference" else row.measure.unit
+        scale, unit = row.measure.shown
         numbers = f"{words.number(scale * row.before):>10}{words.number(scale * row.after):>10}"
         name = f"{row.measure.title} {unit}".strip()
         text.append(f"{name:<24}{numbers}  {words.change(row):<30}{row.num_pairs or '–':>7}  {row.verdict}")

@@ -121,7 +121,7 @@ def _measures(analysis: Analysis) -> str:
     for measure in MEASURES:
         estimate = analysis.headline.get(measure.name)
         if estimate is not None:
-            scale, unit = (100.0, "%") if measure.by == "difference" else (1.0, measure.unit)
+            scale, unit = measure.shown
             rows.append((measure.title, *_parts(estimate, scale), unit))
     return _table(("", "value", "95 % interval", "unit"), rows)
 

@@ -44,12 +44,11 @@ def read_measures(path: Path) -> dict[str, Estimate]:
     try:
         ours = json.loads(path.read_text())["paceline"]
         version = ours["schema_version"]
-        rows = ours["measures"]
+        if version != SCHEMA_VERSION:
+            raise RunDirectoryError(f"{path} has schema_version {version}, this program reads {SCHEMA_VERSION}; make it anew")
+        return {row["name"]: Estimate(*(_number(row[part]) for part in ("value", "low", "high"))) for row in ours["measures"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{path} is no report of ours ({error!r}); `paceline bench report DIR` makes one") from error
-    if version != SCHEMA_VERSION:
-        raise RunDirectoryError(f"{path} has schema_version {version}, this program reads {SCHEMA_VERSION}; make it anew")
-    return {row["name"]: Estimate(*(_number(row[part]) for part in ("value", "low", "high"))) for row in rows}
 
 
 def _number(value: float | None) -> float:
@@ -120,12 +119,11 @@ def _latency(name: str, distribution: Distribution) -> dict[str, float]:
 
 def _traffic(scenario: Scenario, mean_rate_per_s: float) -> dict[str, Any]:
     """What one number can say of the arrivals."""
-    arrivals = [phase.arrivals for lane in scenario.lane for phase in lane.phase]
-    burstinesses = {phase.burstiness for phase in arrivals if isinstance(phase, Poisson)}
-    is_closed = all(isinstance(phase, Closed) for phase in arrivals)
-    limits = [
-        max((p.arrivals.concurrency for p in lane.phase if isinstance(p.arrivals, Closed)), default=0) for lane in scenario.lane
-    ]
+    by_lane = [[phase.arrivals for phase in lane.phase] for lane in scenario.lane]
+    every = [arrivals for lane in by_lane for arrivals in lane]
+    burstinesses = {arrivals.burstiness for arrivals in every if isinstance(arrivals, Poisson)}
+    is_closed = all(isinstance(arrivals, Closed) for arrivals in every)
+    limits = [max((arrivals.concurrency for arrivals in lane if isinstance(arrivals, Closed)), default=0) for lane in by_lane]
     return {
         "request_rate": "inf" if is_closed else mean_rate_per_s,
         "burstiness": burstinesses.pop() if len(burstinesses) == 1 else None,

@@ -21,10 +21,6 @@ class Clock:
         """A reading of the monotonic clock, on this one."""
         return at_s - self._monotonic_s
 
-    def of_wall(self, at_s: float) -> float:
-        """A time of day, on this clock."""
-        return at_s - self.started_at_s
-
     async def until(self, at_s: float) -> None:
         """Wait; gives way to others once even where that time is past."""
         await asyncio.sleep(0)

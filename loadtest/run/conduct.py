@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import platform
 import resource
 import signal
 import sys
@@ -17,6 +15,7 @@ import aiohttp
 import msgspec
 
 from loadtest.client import new_session
+from loadtest.machine import machine
 from loadtest.records import RunRecord, SystemSample
 from loadtest.run.actions import Actions
 from loadtest.run.clock import Clock
@@ -55,7 +54,7 @@ async def conduct(
                 seed=scenario.seed,
                 started_at_s=clock.started_at_s,
                 commit=commit,
-                machine=_machine(),
+                machine=machine(),
                 versions=dict(versions),
             )
             output.write_run(record)
@@ -173,11 +172,3 @@ def _prompt_machine() -> Iterator[None]:
         gc.unfreeze()
         sys.setswitchinterval(switch_interval_s)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _machine() -> dict[str, str | int]:
-    return {
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "num_cores": len(os.sched_getaffinity(0)),
-    }

@@ -40,8 +40,8 @@ class Lanes:
         async with asyncio.TaskGroup() as clients:
             for plan in self._plans:
                 clients.create_task(self._open(plan, clients))
-                phases = [phase.arrivals for phase in plan.lane.phase]
-                num_slots = max((arrivals.concurrency for arrivals in phases if isinstance(arrivals, Closed)), default=0)
+                every = [phase.arrivals for phase in plan.lane.phase]
+                num_slots = max((arrivals.concurrency for arrivals in every if isinstance(arrivals, Closed)), default=0)
                 for slot in range(num_slots):
                     clients.create_task(self._closed(plan, slot))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -50,11 +50,11 @@ class LiveLine:
                 await self._clock.until(self._clock.now_s() + (_TERMINAL_EVERY_S if console.is_terminal else _PLAIN_EVERY_S))
 
     @contextmanager
-    def _plain(self) -> Iterator:
+    def _plain(self) -> Iterator[Callable[[], None]]:
         yield lambda: print(f"{self._clock.now_s():6.0f} s  {self.text()}", file=sys.stderr, flush=True)
 
     @contextmanager
-    def _terminal(self, console: Console) -> Iterator:
+    def _terminal(self, console: Console) -> Iterator[Callable[[], None]]:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         progress = Progress(*columns, console=console, auto_refresh=False)
         task = progress.add_task(self._scenario.name, total=self._scenario.duration_s)

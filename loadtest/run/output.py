@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest.records import RequestRecord, RunRecord, SystemSample
+from loadtest.records import REQUESTS_FILE, RUN_FILE, SCENARIO_FILE, TIMELINE_FILE, RequestRecord, RunRecord, SystemSample
 from loadtest.scenario import Scenario
 from wire.errors import PacelineError
 
@@ -34,9 +34,9 @@ class Output:
             directory.mkdir(parents=True, exist_ok=True)
             if any(directory.iterdir()):
                 raise OutputError(f"{directory} is not empty; give another directory with --out")
-            (directory / "scenario.toml").write_text(as_toml(scenario))
-            self._requests = (directory / "requests.jsonl").open("wb", buffering=_BUFFER_BYTES)
-            self._timeline = (directory / "timeline.jsonl").open("wb", buffering=_BUFFER_BYTES)
+            (directory / SCENARIO_FILE).write_text(as_toml(scenario))
+            self._requests = (directory / REQUESTS_FILE).open("wb", buffering=_BUFFER_BYTES)
+            self._timeline = (directory / TIMELINE_FILE).open("wb", buffering=_BUFFER_BYTES)
         except OSError as error:
             raise OutputError(f"cannot write to {directory}: {error}; give another directory with --out") from error
         self._encoder = msgspec.json.Encoder()
@@ -53,9 +53,9 @@ class Output:
         self._timeline.flush()
 
     def write_run(self, record: RunRecord) -> None:
-        temporary = self.directory / ".run.json.tmp"
+        temporary = self.directory / f".{RUN_FILE}.tmp"
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        temporary.rename(self.directory / "run.json")
+        temporary.rename(self.directory / RUN_FILE)
 
     def close(self) -> None:
         self._requests.close()

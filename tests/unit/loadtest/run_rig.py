@@ -45,6 +45,8 @@ class Server:
     """Bodies in the order of arrival, with `headers`."""
     num_running: int = 0
     most_running: int = 0
+    num_pages: int = 0
+    """Times its metrics were read."""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -65,6 +67,7 @@ class Server:
             self.num_running -= 1
 
     async def page(self, _request: web.Request) -> web.Response:
+        self.num_pages += 1
         return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
 
 

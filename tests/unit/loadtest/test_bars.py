@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 import samples
@@ -98,6 +99,19 @@ def test_a_system_that_does_not_start_is_a_result(monkeypatch: pytest.MonkeyPatc
     values = command.measure("commits:exactness", Bench(()))
     assert values["commit_failures"] == Measured(None, {"reason": "no engine"})
     assert len(values) == 2
+
+
+@pytest.mark.parametrize("error", [aiohttp.ServerDisconnectedError(), ArtifactError("damaged")])
+def test_a_system_that_breaks_off_while_it_is_measured_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(_bench: Bench) -> dict[str, Measured]:
+        raise error
+
+    monkeypatch.setattr(commits, "exactness", breaks)
+    values = command.measure("commits:exactness", Bench(()))
+    assert {name: (value.value, bool(value.detail["reason"])) for name, value in values.items()} == {
+        "commit_failures": (None, True),
+        "commit_changed": (None, True),
+    }
 
 
 def test_commit_values_come_from_one_run() -> None:

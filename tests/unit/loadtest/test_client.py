@@ -120,6 +120,26 @@ def test_chunks_are_counted_by_a_running_count_where_they_bring_no_ids() -> None
     assert ask([chunk("x"), chunk("y", finish="stop"), "[DONE]"]).chunk_token_counts == [1, 1]
 
 
+def counted(event: str, num_tokens: int) -> str:
+    return json.dumps({**json.loads(event), "usage": {"completion_tokens": num_tokens}})
+
+
+def test_an_end_without_text_is_a_chunk_where_the_server_counts_its_token() -> None:
+    for num_tokens, counts in ((3, [1, 1, 1]), (2, [1, 1])):
+        usage = json.dumps({"choices": [], "usage": {"completion_tokens": num_tokens}})
+        result = ask([chunk(), chunk("a"), chunk("b"), chunk(finish="stop"), usage, "[DONE]"])
+        assert (result.is_ok, result.text, result.chunk_token_counts) == (True, "ab", counts)
+        assert len(result.chunk_times_s) == len(counts)
+        assert result.chunk_times_s == sorted(result.chunk_times_s)
+        # Some servers count in the last event itself.
+        assert ask([chunk("a"), chunk("b"), counted(chunk(finish="stop"), num_tokens), "[DONE]"]).chunk_token_counts == counts
+
+
+def test_a_running_count_tells_of_tokens_without_text() -> None:
+    events = [counted(chunk(), 0), counted(chunk("a"), 1), counted(chunk(), 2), counted(chunk(finish="stop"), 3)]
+    assert ask([*events, "[DONE]"]).chunk_token_counts == [1, 1, 1]
+
+
 def test_reasoning_and_tool_calls_are_tokens_and_no_text() -> None:
     deltas = [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}, {"role": "assistant"}]
     events = [json.dumps({"choices": [{"delta": delta, "finish_reason": None}]}) for delta in deltas]
@@ -162,7 +182,8 @@ def test_a_client_that_leaves_is_neither_failed_nor_truncated() -> None:
 
 
 def test_garbage_in_a_stream_is_a_failure() -> None:
-    assert "not JSON" in (ask(["{"]).error or "")
+    for text in ("{", '{"x":' + "[" * 100_000 + "]" * 100_000 + "}"):
+        assert "not JSON" in (ask([text]).error or "")
 
 
 def test_a_refusal_is_kept_with_its_reason() -> None:

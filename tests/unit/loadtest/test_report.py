@@ -233,7 +233,16 @@ def test_a_worse_run_than_the_baseline_fails_the_report(tmp_path: Path, capsys: 
     assert main(["bench", "report", str(same), "--baseline", str(base / "report.json")]) == 0
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"completed": 3}', '{"paceline": {"schema_version": 99, "measures": []}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"completed": 3}',
+        '{"paceline": {"schema_version": 99, "measures": []}}',
+        '{"paceline": {"schema_version": 1, "measures": [{"name": "ttft_p50", "value": 1.0}]}}',
+    ],
+)
 def test_a_file_that_is_no_report_is_refused_as_baseline(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(RunDirectoryError, match="report"):

