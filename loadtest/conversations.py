@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -82,9 +83,7 @@ async def hold(
         draws = [random.Random(f"{seed}/{index}") for index in range(len(talks))]
         await asyncio.gather(
             *(
-                _hold_one(
-                    session, url, model, talk, options=options, pause=lambda draw=draw: draw.expovariate(1 / mean_pause_s)
-                )
+                _hold_one(session, url, model, talk, options=options, pause=partial(draw.expovariate, 1 / mean_pause_s))
                 for talk, draw in zip(talks, draws, strict=True)
             )
         )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from loadtest.measures import bootstrap, definitions
 from loadtest.measures.arrivals import Arrivals, between, throughput
 from loadtest.measures.histogram import BlockHistogram, bin_of, middle_of
 from loadtest.measures.run_directory import RunDirectory, RunDirectoryError
+from loadtest.measures.summary import Distribution, distribution
 from loadtest.measures.table import RequestTable
 from loadtest.measures.timeline import Verified, VerifiedRequests, read_timeline, take_verified, window_length_s
 from loadtest.records import EngineSample
@@ -116,18 +118,21 @@ def test_intervals_cover_the_truth_where_requests_are_slow_together() -> None:
             load[step] = np.exp(-0.5 / 3) * load[step - 1] + np.sqrt(1 - np.exp(-1 / 3)) * rng.normal()
         return times_s, np.exp(0.3 * load[(times_s * 2).astype(int)]) * rng.lognormal(0, 0.3, 600)
 
-    truth = np.exp(0.09 / 2) * np.exp(0.09 / 2)
-    one_by_one = bootstrap.equal(600)
-    num_covered = num_covered_one_by_one = 0
+    def covers(found: Distribution) -> list[bool]:
+        """Whether the intervals of mean, median and p99 hold the true ones, ms."""
+        estimates = [found.mean, found.percentiles["p50"], found.percentiles["p99"]]
+        return [estimate.low <= value <= estimate.high for estimate, value in zip(estimates, truth, strict=True)]
+
+    variance = 2 * 0.3**2
+    truth = [1e3 * math.exp(variance / 2), 1e3, 1e3 * math.exp(NormalDist().inv_cdf(0.99) * variance**0.5)]
+    one_by_one, blocks = bootstrap.equal(600), bootstrap.divide(0.0, 300.0)
+    in_blocks, alone = [], []
     for seed in range(100):
         times_s, values = run(np.random.default_rng(seed))
-        blocks = bootstrap.divide(0.0, 300.0)
-        found = bootstrap.mean(blocks, values, blocks.of(times_s))
-        alone = bootstrap.mean(one_by_one, values, np.arange(600))
-        num_covered += found.low <= truth <= found.high
-        num_covered_one_by_one += alone.low <= truth <= alone.high
-    assert num_covered >= 88
-    assert num_covered_one_by_one <= 75, "what a bootstrap over requests would have made of it"
+        in_blocks.append(covers(distribution(values, blocks.of(times_s), blocks)))
+        alone.append(covers(distribution(values, np.arange(600), one_by_one)))
+    assert np.sum(in_blocks, axis=0).tolist() == pytest.approx([91, 90, 87], abs=3)
+    assert np.sum(alone, axis=0)[1] == pytest.approx(59, abs=5), "what a bootstrap over requests would have made of it"
 
 
 def test_a_ratio_is_sum_over_sum_with_an_interval_around_it() -> None:
