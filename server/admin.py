@@ -85,8 +85,7 @@ def _add_draft_routes(app: FastAPI, swap: SwapCoordinator, drafts: Drafts) -> No
 
     @app.get("/admin/drafts/{version}")
     async def show_draft(version: str) -> Response:
-        number = _version(version)
-        return await _answer(lambda: drafts.entry(number))
+        return json_response(await drafts.entry(_version(version)))
 
     @app.post("/admin/drafts/rollback")
     async def roll_back(request: Request) -> Response:
@@ -104,13 +103,9 @@ def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts) -> N
     @app.post("/admin/learner/report")
     async def report(request: Request) -> Response:
         body = await read_struct(request, LearnerReport)
-
-        async def receive() -> msgspec.Struct:
-            if drafts.active is None:
-                raise ApiError(503, "no engine has told its draft yet", code="not_ready", retry_after_s=1)
-            return learner.receive(body, drafts.active)
-
-        return await _answer(receive)
+        if drafts.active is None:
+            raise ApiError(503, "no engine has told its draft yet", code="not_ready", retry_after_s=1)
+        return json_response(learner.receive(body, drafts.active))
 
     @app.post("/admin/learner/pause")
     async def pause() -> Response:
@@ -159,13 +154,6 @@ def _version(text: str) -> int:
     if not VERSION_NAME.fullmatch(text):
         raise ApiError(400, f"a draft version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
     return int(text)
-
-
-async def _answer(work: Callable[[], Awaitable[msgspec.Struct]]) -> Response:
-    try:
-        return json_response(await work())
-    except PacelineError as error:
-        raise as_api_error(error) from error
 
 
 async def _once(

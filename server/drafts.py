@@ -5,7 +5,9 @@ File work runs beside the event loop. This module knows no engines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from server.disk import Disk
 from server.errors import DraftNotFound
@@ -16,6 +18,8 @@ from wire.store import DraftStore
 
 MAX_LINEAGE = 32
 MAX_MARKS = 256
+
+Result = TypeVar("Result")
 
 
 class NotAccepted(SwapError):
@@ -30,6 +34,8 @@ class Drafts:
     def __init__(self, store: DraftStore) -> None:
         self.store = store
         self.active: int | None = store.active()
+        self.floor: int | None = store.floor()
+        """As of the last look at the store; `find_floor` looks again."""
         self.rolled_back: dict[int, str] = {}
         self._disk = Disk()
         self._lineage: list[int] = self._recorded_parent()
@@ -39,15 +45,14 @@ class Drafts:
         """The version active before the present one."""
         return self._lineage[-1] if self._lineage else None
 
-    def floor(self) -> int | None:
-        return self.store.floor()
+    async def find_floor(self) -> int | None:
+        """The floor as it is now; raises DiskStuck."""
+        self.floor = await self._disk.do(self.store.floor)
+        return self.floor
 
     async def verify(self, version: int) -> DraftManifest:
         """The manifest of an intact artifact; raises ArtifactError, DraftNotFound where there is none."""
-        try:
-            return await self._disk.do(partial(self._verify, version))
-        except OSError as error:
-            raise ArtifactError(f"draft {version} cannot be read: {error}") from error
+        return await self._read(partial(self._verify, version))
 
     def require_accepted(self, manifest: DraftManifest) -> None:
         """Raises NotAccepted unless the gate accepted it and no canary rolled it back."""
@@ -86,17 +91,26 @@ class Drafts:
         return ""
 
     async def listing(self) -> DraftList:
-        return await self._disk.do(self._listing)
+        """Raises ArtifactError where the store cannot be read."""
+        await self.find_floor()
+        return await self._read(self._listing)
 
     async def entry(self, version: int) -> DraftEntry:
-        """Raises DraftNotFound."""
-        return await self._disk.do(partial(self._present_entry, version))
+        """Raises ArtifactError, DraftNotFound where there is none."""
+        await self.find_floor()
+        return await self._read(partial(self._present_entry, version))
+
+    async def _read(self, work: Callable[[], Result]) -> Result:
+        try:
+            return await self._disk.do(work)
+        except OSError as error:
+            raise ArtifactError(f"the drafts under {self.store.root} cannot be read: {error}") from error
 
     def _listing(self) -> DraftList:
         return DraftList(
             active_version=self.active,
             previous_version=self.previous,
-            floor_version=self.floor(),
+            floor_version=self.floor,
             drafts=[self._entry(version) for version in self.store.versions()],
         )
 
@@ -109,7 +123,7 @@ class Drafts:
         return self._entry(version)
 
     def _entry(self, version: int) -> DraftEntry:
-        marks = {"active": self.active, "previous": self.previous, "floor": self.floor()}
+        marks = {"active": self.active, "previous": self.previous, "floor": self.floor}
         names = [name for name, marked in marks.items() if marked == version]
         reason = self.rolled_back.get(version, "")
         if version in self.rolled_back:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from server.disk import DiskStuck
 from server.state.store import StateHeld, StateNotFound, StateUnsupported
 from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError, WireError
 
@@ -72,6 +73,7 @@ class EngineRefused(EngineError):
 
 _STATUS_BY_TYPE: tuple[tuple[type[PacelineError], int], ...] = (
     (DraftNotFound, 404),
+    (DiskStuck, 503),
     (ArtifactError, 422),
     (SpecMismatch, 422),
     (StaleExpectation, 409),

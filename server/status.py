@@ -31,7 +31,7 @@ class StatusPage:
             uptime_s=gateway.uptime_s,
             active_version=drafts.active,
             previous_version=drafts.previous,
-            floor_version=drafts.floor(),
+            floor_version=drafts.floor,
             rolled_back_versions=sorted(drafts.rolled_back),
             engines=[engine.view() for engine in gateway.fleet.engines],
             canary=gateway.canary.view,

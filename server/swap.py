@@ -79,7 +79,7 @@ class SwapCoordinator:
 
     async def roll_back(self, expected_active: int | None = None) -> SwapReport:
         """Go back to the previous draft, or to the floor where there is none; an operator's wish."""
-        targets = [self.drafts.previous, self.drafts.floor()]
+        targets = [self.drafts.previous, await self.drafts.find_floor()]
 
         async def work(version: int) -> _Result:
             if expected_active is not None:
@@ -122,7 +122,7 @@ class SwapCoordinator:
         bad = self.drafts.active
         assert bad is not None, "a watched draft is active"
         go_to_floor = self.num_roll_backs_in_a_row + 1 >= MAX_ROLL_BACKS_IN_A_ROW
-        targets = [self._canary.trusted_version, self.drafts.floor()]
+        targets = [self._canary.trusted_version, await self.drafts.find_floor()]
 
         async def work(version: int) -> _Result:
             self._require_active(bad)

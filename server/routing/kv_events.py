@@ -235,7 +235,7 @@ class EngineFeed:
         try:
             for event in decode_events(payload):
                 self._metrics.events.labels(self.engine_id, self._take(event)).inc()
-        except WireError as error:
+        except (WireError, RecursionError) as error:
             self._metrics.bad_events.labels(self.engine_id).inc()
             self._forget(str(error))
 

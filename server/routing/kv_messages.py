@@ -102,7 +102,8 @@ def decode_number(frame: bytes) -> int:
 
 
 def decode_events(payload: bytes) -> list[KvEvent | None]:
-    """The events of a batch, None for kinds this version does not know; raises WireError for malformed ones."""
+    """The events of a batch, None for kinds this version does not know; raises WireError for malformed ones, RecursionError for
+    ones nested too deeply."""
     try:
         return [_decode_event(raw) for raw in _batch_decoder.decode(payload).events]
     except msgspec.DecodeError as error:

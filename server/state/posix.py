@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import msgspec
 
@@ -60,7 +61,7 @@ class PosixState:
             if num_children[header.name] or header.name in held:
                 break
             for path in self._directory.parts(realm, header.name):
-                num_bytes += path.stat().st_size
+                num_bytes += _size_bytes(path)
                 path.unlink(missing_ok=True)
             num_children[header.parent] -= 1
         return num_bytes
@@ -99,7 +100,7 @@ class PosixState:
     def _object(self, realm: KvRealm, prefix: list[KvBlockHeader]) -> StateObject:
         names = tuple(header.name for header in prefix)
         hold = self._directory.hold(realm, names[-1])
-        num_bytes = sum(path.stat().st_size for name in names for path in self._directory.parts(realm, name))
+        num_bytes = sum(_size_bytes(path) for name in names for path in self._directory.parts(realm, name))
         location = StateLocation(tier=self.tier, node=str(self._directory.root), num_blocks=len(names), num_bytes=num_bytes)
         return StateObject(
             id=names[-1],
@@ -112,6 +113,14 @@ class PosixState:
             lease_until_s=hold.lease_until_s if hold is not None else 0.0,
             pins=int(hold is not None and hold.is_pinned),
         )
+
+
+def _size_bytes(path: Path) -> int:
+    """0 where it is gone: engines that share the directory remove files meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _realm(state: StateObject) -> KvRealm:

@@ -259,18 +259,44 @@ def test_a_disk_that_does_not_answer_holds_no_swap_for_ever(tmp_path: Path, monk
 
             monkeypatch.setattr(rig.gateway.drafts.store, "verify", slow)
             for attempt in range(disk.MAX_WAITING):
-                refused = await rig.activate(stuck, 0)
-                assert (refused.status, refused.code) == (422, "disk_stuck")
+                refused = await rig.activate(stuck, 0, key="once")
+                assert (refused.status, refused.code) == (503, "disk_stuck")
                 if attempt == 0:
                     assert (await rig.activate(good, 0)).status == 200
                     assert (await rig.activate(0, good, force=True)).status == 200
             assert (await rig.activate(good, 0)).code == "disk_stuck"
+            listing = await rig.admin("GET", "/admin/drafts")
+            assert (listing.status, listing.code, listing.headers["Retry-After"]) == (503, "disk_stuck", "1")
             answers.set()
 
             async def is_swapped() -> bool:
-                return (await rig.activate(good, 0)).status == 200
+                return (await rig.activate(stuck, 0, key="once")).status == 200
 
             await eventually(is_swapped)
+
+    run(scenario())
+
+
+def test_no_request_waits_for_the_disk_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            store = rig.gateway.drafts.store
+            floor, readers = store.floor, []
+
+            def noted() -> int | None:
+                readers.append(threading.current_thread())
+                return floor()
+
+            monkeypatch.setattr(store, "floor", noted)
+            store.set_floor(0)
+            version = publish(tmp_path, parent=0)
+            assert (await rig.activate(version, 0)).status == 200
+            assert (await rig.status())["active_version"] == version
+            assert (await rig.admin("GET", "/admin/drafts")).json["floor_version"] == 0
+            assert (await rig.status())["floor_version"] == 0
+            assert (await rig.admin("POST", "/admin/drafts/rollback")).status == 200
+            assert readers
+            assert threading.main_thread() not in readers
 
     run(scenario())
 

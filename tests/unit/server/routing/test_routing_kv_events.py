@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
 import pytest
 import zmq.asyncio
 from kv_publisher import CLEARED, KvPublisher, removed, stored
@@ -278,6 +279,18 @@ async def test_a_message_that_cannot_be_read_costs_the_index_but_not_the_channel
         await publisher.publish(event)
     await rig.until(lambda: rig.count("bad_kv_events") == 5)
     assert rig.index.num_blocks == 0
+
+
+@with_rig
+async def test_a_batch_nested_too_deeply_does_not_end_the_channel(rig: Rig) -> None:
+    publisher = await started(rig)
+    await publisher.send_frames([b"kv@e0", b"\0" * 8, b"\x91" * 100_000 + b"\xc0"])
+    event = msgspec.msgpack.encode(stored([1], None, block_tokens(1), BLOCK))
+    deep = b"\x92\xcb" + bytes(8) + b"\x91" + bytes([event[0] + 1]) + event[1:] + b"\xa4more" + b"\x91" * 100_000 + b"\xc0"
+    await publisher.send_frames([b"kv@e0", b"\0" * 7 + b"\1", deep])
+    await rig.until(lambda: rig.count("bad_kv_events") == 2)
+    await publisher.send_frames([b"kv@e0", b"\0" * 7 + b"\2", msgspec.msgpack.encode([0.0, [msgspec.Raw(event)]])])
+    await rig.until(lambda: rig.held(1) == 1)
 
 
 @with_rig
