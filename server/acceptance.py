@@ -29,13 +29,13 @@ class LabelBound:
     """The first `limit` distinct values keep their name; later ones are `other`."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self._limit = limit
         self._known: set[str] = set()
 
     def admit(self, value: str) -> str:
         if value in self._known:
             return value
-        if len(self._known) >= self.limit:
+        if len(self._known) >= self._limit:
             return OTHER
         self._known.add(value)
         return value

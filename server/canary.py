@@ -6,7 +6,6 @@ It gathers the numbers and remembers the state; `verdict.judge` decides and `swa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -23,13 +22,10 @@ RETRY_S = 10.0
 class Canary:
     """At most one draft is watched at a time."""
 
-    def __init__(
-        self, ledger: AcceptanceLedger, settings: CanarySettings, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ledger: AcceptanceLedger, settings: CanarySettings) -> None:
         self.view = CanaryView(state="idle")
         self._ledger = ledger
         self._settings = settings
-        self._clock = clock
         self._baseline: dict[str, Tally] = {}
         self._before: dict[str, Tally] = {}
         self._deadline_s = 0.0
@@ -52,7 +48,7 @@ class Canary:
             return
         self._baseline = self._ledger.recent_by_domain(baseline_version)
         self._before = self._ledger.totals_by_domain(version)
-        self._deadline_s = self._clock() + self._settings.deadline_s
+        self._deadline_s = time.monotonic() + self._settings.deadline_s
         self._not_before_s = 0.0
         baseline = total(self._baseline.values())
         self.view = CanaryView(
@@ -72,12 +68,12 @@ class Canary:
 
     def postpone(self, reason: str) -> None:
         """A roll back is due but could not be done."""
-        self._not_before_s = self._clock() + RETRY_S
+        self._not_before_s = time.monotonic() + RETRY_S
         self.view = msgspec.structs.replace(self.view, reason=reason)
 
     def evaluate(self) -> Verdict | None:
         """The verdict as of now; None when nothing is watched or the watch has just run out of time."""
-        if not self.is_watching or self._clock() < self._not_before_s:
+        if not self.is_watching or time.monotonic() < self._not_before_s:
             return None
         assert self.view.version is not None
         now = self._ledger.totals_by_domain(self.view.version)
@@ -95,7 +91,7 @@ class Canary:
             baseline_acceptance_length=verdict.baseline_al or self.view.baseline_acceptance_length,
             reason=verdict.reason,
         )
-        if verdict.outcome == "wait" and self._clock() > self._deadline_s:
+        if verdict.outcome == "wait" and time.monotonic() > self._deadline_s:
             self.finish("undecided", f"no verdict within {self._settings.deadline_s:g} s: {verdict.reason}")
             return None
         return verdict

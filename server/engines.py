@@ -12,7 +12,7 @@ import msgspec
 
 from server.config import EngineEndpoint
 from server.errors import EngineRefused
-from wire.control import CaptureRequest, CommitReport, CommitRequest, DepthRequest, EngineStatus, StageRequest
+from wire.control import CaptureRequest, CommitReport, CommitRequest, EngineStatus, StageRequest
 from wire.errors import EngineError
 
 CONNECT_TIMEOUT_S = 2.0
@@ -78,11 +78,12 @@ class EngineClient:
     async def set_capture(self, rate: float) -> None:
         await self._call("POST", "/paceline/capture", CaptureRequest(rate=rate))
 
-    async def set_depth(self, depth: int) -> None:
-        await self._call("POST", "/paceline/depth", DepthRequest(depth=depth))
-
     async def metrics_text(self, *, timeout_s: float) -> str:
-        return (await self._call("GET", "/metrics", timeout_s=timeout_s)).decode()
+        """What Prometheus would be told."""
+        try:
+            return (await self._call("GET", "/metrics", timeout_s=timeout_s)).decode()
+        except UnicodeDecodeError as error:
+            raise EngineError(f"engine {self.id} answered GET /metrics with what is no text: {error}") from error
 
     async def _call(
         self, method: str, path: str, message: msgspec.Struct | None = None, *, timeout_s: float = CONTROL_TIMEOUT_S

@@ -70,6 +70,11 @@ class Engine:
         return self.ready and not self.is_draining and self.breaker.allows
 
     @property
+    def can_answer(self) -> bool:
+        """A client's request may go to it; to a prefill engine only the first leg may."""
+        return self.takes_requests and self.can_decode
+
+    @property
     def why_not(self) -> str:
         """Why it takes no requests, or what is odd about it; empty when all is well."""
         return self.reason or self.breaker.reason or ("draining" if self.is_draining else "")
@@ -206,9 +211,7 @@ class Fleet:
 
     def choose(self, exclude: Collection[Engine] = ()) -> Engine | None:
         """Where the next request goes: the ready engine with the fewest requests in flight."""
-        candidates = [
-            engine for engine in self.engines if engine.takes_requests and engine.can_decode and engine not in exclude
-        ]
+        candidates = [engine for engine in self.engines if engine.can_answer and engine not in exclude]
         return min(candidates, key=lambda engine: engine.num_in_flight, default=None)
 
     def spec(self) -> CaptureSpec | None:
@@ -217,7 +220,7 @@ class Fleet:
 
     def why_not_ready(self) -> str:
         """Empty when at least one engine can answer requests."""
-        if any(engine.takes_requests and engine.can_decode for engine in self.engines):
+        if any(engine.can_answer for engine in self.engines):
             return ""
         return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.why_not or engine.kind}" for engine in self.engines)
 

@@ -115,7 +115,7 @@ class Gateway:
         self.public = public_app(
             fleet=self.fleet, route=self._route, metrics_text=MetricsPage(self.metrics.registry, self.fleet).text
         )
-        self.history = History(self.swap.history, clock=time.time)
+        self.history = History(self.swap.history)
         admin = admin_app(
             token=operator_token,
             fleet=self.fleet,

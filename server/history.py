@@ -6,9 +6,9 @@ It only keeps what `recorder` gives it, and forgets the oldest.
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 from msgspec import Struct
@@ -122,9 +122,8 @@ class HistoryView(Struct, frozen=True, kw_only=True):
 class History:
     """A bounded past: a sample takes 4 kB with a few domains and tenants, and at most about 15 kB."""
 
-    def __init__(self, swaps: deque[SwapReport], *, clock: Callable[[], float]) -> None:
+    def __init__(self, swaps: deque[SwapReport]) -> None:
         self._swaps = swaps
-        self._clock = clock
         self._epoch = uuid.uuid4().hex
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._gates: deque[GateDecision] = deque(maxlen=MAX_GATES)
@@ -143,7 +142,7 @@ class History:
         return HistoryView(
             schema_version=SCHEMA_VERSION,
             epoch=self._epoch,
-            now_s=self._clock(),
+            now_s=time.time(),
             sample_every_s=SAMPLE_EVERY_S,
             kept_s=KEPT_S,
             samples=[sample for sample in self._samples if sample.number > after],

@@ -27,8 +27,7 @@ class Answer:
 class IdempotencyCache:
     """Remembers the newest answers by key."""
 
-    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._answers: OrderedDict[str, tuple[bytes, asyncio.Future[Answer]]] = OrderedDict()
 
     async def once(self, key: str | None, request: bytes, work: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -47,7 +46,7 @@ class IdempotencyCache:
         # A task of its own, so that a caller who leaves does not cancel the work another one waits for.
         future = asyncio.ensure_future(work())
         self._answers[key] = (request, future)
-        while len(self._answers) > self._limit:
+        while len(self._answers) > MAX_REMEMBERED:
             self._answers.popitem(last=False)
         future.add_done_callback(lambda done: self._forget_unless_final(key, done))
         return await asyncio.shield(future)

@@ -59,10 +59,10 @@ def _token(name: str) -> str:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m server.main CONFIG.json")
     try:
         sys.exit(main(GatewayConfig.read_json(Path(sys.argv[1]))))
-    except IndexError:
-        sys.exit("usage: python -m server.main CONFIG.json")
     except ConfigError as problem:
         logger.error("%s", problem)
         sys.exit(2)

@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import TYPE_CHECKING, TypeVar
 
 from server.acceptance import OTHER, Slice
@@ -132,14 +133,17 @@ async def _scrape_one(engine: Engine) -> dict[str, float]:
     """The load metrics of one engine, its cores summed; empty where it does not answer with any."""
     try:
         text = await engine.client.metrics_text(timeout_s=_SCRAPE_TIMEOUT_S)
-    except (EngineError, UnicodeDecodeError):
+    except EngineError:
         return {}
     sums: defaultdict[str, list[float]] = defaultdict(list)
     for name, value in _LOAD_LINE.findall(text):
         try:
-            sums[name].append(float(value))
+            number = float(value)
         except ValueError:
             return {}
+        if not isfinite(number):
+            return {}
+        sums[name].append(number)
     return {name: max(values) if name == "kv_cache_usage_perc" else sum(values) for name, values in sums.items()}
 
 

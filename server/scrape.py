@@ -28,10 +28,9 @@ _PREFIX = "vllm:"
 class MetricsPage:
     """Builds the text of GET /metrics."""
 
-    def __init__(self, registry: CollectorRegistry, fleet: Fleet, *, timeout_s: float = SCRAPE_TIMEOUT_S) -> None:
+    def __init__(self, registry: CollectorRegistry, fleet: Fleet) -> None:
         self._registry = registry
         self._fleet = fleet
-        self._timeout_s = timeout_s
 
     async def text(self) -> bytes:
         texts = await asyncio.gather(*(self._scrape(engine) for engine in self._fleet.engines))
@@ -42,8 +41,8 @@ class MetricsPage:
 
     async def _scrape(self, engine: Engine) -> str | None:
         try:
-            return await engine.client.metrics_text(timeout_s=self._timeout_s)
-        except (EngineError, UnicodeDecodeError):
+            return await engine.client.metrics_text(timeout_s=SCRAPE_TIMEOUT_S)
+        except EngineError:
             return None
 
 

@@ -29,7 +29,7 @@ class TransferWatch:
             for engine in self._engines:
                 try:
                     text = await engine.client.metrics_text(timeout_s=TIMEOUT_S)
-                except (EngineError, UnicodeDecodeError):
+                except EngineError:
                     continue
                 self._costs.learn_transfer(engine, _total(text, _BYTES), _total(text, _SECONDS))
 

@@ -58,11 +58,8 @@ class RoundRobin:
 class PowerOfTwo:
     """The less busy of two chosen by chance: near the least busy of all, without everyone agreeing on it at once."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)
-
     def choose(self, candidates: Sequence[Candidate], session: str | None) -> Candidate:
-        pair = self._random.sample(candidates, min(2, len(candidates)))
+        pair = random.sample(candidates, min(2, len(candidates)))
         return min(pair, key=lambda candidate: candidate.engine.num_in_flight)
 
 

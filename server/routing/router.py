@@ -111,24 +111,18 @@ class Router:
         self._policy = make_policy(settings.policy)
         self._metrics = metrics
 
-    def choose(self, prompt: Prompt, exclude: Collection[Engine] = (), prefill_failed: str = "") -> Route | None:
-        """None where no engine can answer. `prefill_failed` says why a prefill leg of this request came to nothing.
-
-        Whoever takes the route says with `forget` when it is over.
-        """
+    def choose(self, prompt: Prompt, exclude: Collection[Engine] = ()) -> Route | None:
+        """None where no engine can answer. Whoever takes the route says with `forget` when it is over."""
         chains = _Chains(prompt)
         candidates = [
             self._candidate(engine, prompt, chains)
             for engine in self._fleet.engines
-            if engine.takes_requests and engine.can_decode and engine not in exclude
+            if engine.can_answer and engine not in exclude
         ]
         if not candidates:
             return None
         candidate = self._policy.choose(candidates, prompt.session)
-        if prefill_failed:
-            choice = _Choice("recompute", "prefill_failed", prefill_failed)
-        else:
-            choice = self._weigh(candidate, prompt, chains, exclude)
+        choice = self._weigh(candidate, prompt, chains, exclude)
         num_tokens = None if prompt.token_ids is None else len(prompt.token_ids)
         return self._settle(candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
 

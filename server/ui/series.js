@@ -82,7 +82,7 @@ export function positionRates(domainSpans) {
   });
 }
 
-// Domains by tokens, the busiest first.
+// Domains by verify steps, the busiest first.
 export function domains(samples) {
   const busy = new Map();
   for (const one of spans(samples)) {

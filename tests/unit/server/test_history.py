@@ -63,8 +63,9 @@ def test_an_engine_that_is_down_or_starts_anew_has_no_odd_numbers(tmp_path: Path
             sample = await recorder.take()
             assert set(sample.engines) == {"engine-0"}
             assert sample.num_tokens == 0
-            rig.engine.metrics_text = "vllm:num_requests_running{} many\n"
-            assert (await recorder.take()).engines == {}
+            for odd in ("many", "NaN", "+Inf"):
+                rig.engine.metrics_text = f"vllm:num_requests_running{{}} {odd}\n"
+                assert (await recorder.take()).engines == {}
 
     run(scenario())
 
@@ -137,7 +138,7 @@ def test_swaps_and_their_reasons_are_part_of_the_past(tmp_path: Path) -> None:
 
 
 def test_the_past_is_bounded() -> None:
-    history = History(deque(), clock=lambda: 0.0)
+    history = History(deque())
     for number in range(1, MAX_SAMPLES + 100):
         assert history.next_number == number
         history.add(_sample(number))

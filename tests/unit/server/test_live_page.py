@@ -82,10 +82,11 @@ def test_page_has_words_for_every_path_and_reason() -> None:
     routing = ROOT / "server" / "routing"
     router, tokens = (routing / "router.py").read_text(), (routing / "tokens.py").read_text()
     found = set(re.findall(r'_Unknown\("(\w+)"\)|Prompt\(session=session, reason="(\w+)"', tokens))
+    found |= {(word,) for word in re.findall(r'^    "\w+": "(\w+)",$', tokens, re.MULTILINE)}
     found |= {("one_engine",), *((word,) for word in re.findall(r'reason="(\w+)"', router))}
     found |= {(word,) for choice in re.findall(r"_Choice\((.*)", router) for word in re.findall(r'"(\w+)"', choice)}
     reasons = {word for group in found for word in group if word}
-    assert {"not_cached", "mismatch", "several_prompts", "slow", "prefill_failed", "remote_prefill"} <= reasons
+    assert {"tools", "not_cached", "mismatch", "several_prompts", "slow", "prefill_failed", "remote_prefill"} <= reasons
     assert [word for word in sorted(reasons) if f"  {word}: " not in words] == []
 
 

@@ -20,8 +20,8 @@ def pd_rig() -> tuple[RouterRig, Engine, Engine]:
     return RouterRig(prefill, decode), prefill, decode
 
 
-def chosen(rig: RouterRig, prompt: Prompt, *, prefill_failed: str = "") -> Route:
-    route = rig.router.choose(prompt, prefill_failed=prefill_failed)
+def chosen(rig: RouterRig, prompt: Prompt) -> Route:
+    route = rig.router.choose(prompt)
     assert route is not None
     return route
 
@@ -73,17 +73,16 @@ def test_what_the_prefill_engine_holds_counts() -> None:
     assert route.expected.num_tokens == 8
 
 
-@pytest.mark.parametrize("state", ["down", "draining", "failed"])
+@pytest.mark.parametrize("state", ["down", "draining"])
 def test_without_a_usable_prefill_engine_the_decode_engine_computes(state: str) -> None:
     rig, prefill, decode = pd_rig()
     decode.num_in_flight = 4
     if state == "down":
         prefill.mark_down("died")
     prefill.is_draining = state == "draining"
-    route = chosen(rig, prompt_of(1000), prefill_failed="it answered 500" if state == "failed" else "")
-    reason = "prefill_failed" if state == "failed" else "no_prefill_engine"
-    assert (route.engine, route.prefill, route.path, route.reason) == (decode, None, "recompute", reason)
-    assert rig.routed("recompute", reason) == 1
+    route = chosen(rig, prompt_of(1000))
+    assert (route.engine, route.prefill, route.path, route.reason) == (decode, None, "recompute", "no_prefill_engine")
+    assert rig.routed("recompute", "no_prefill_engine") == 1
 
 
 def test_a_failed_prefill_leg_leaves_its_request_where_it_is() -> None:
