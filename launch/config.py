@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,13 +19,9 @@ from server.config import (
     RoutingSettings,
 )
 from wire.config import Config, load_tables
+from wire.environment import paceline_home
 
 LOOPBACK = "127.0.0.1"
-
-
-def paceline_home() -> Path:
-    """Where models and state live: $PACELINE_HOME, else ~/.cache/paceline."""
-    return Path(os.environ.get("PACELINE_HOME") or Path.home() / ".cache" / "paceline")
 
 
 class TargetSettings(Config):

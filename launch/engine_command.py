@@ -9,8 +9,9 @@ from typing import Any
 
 from launch.config import LOOPBACK, PoolSettings, SystemConfig
 from launch.host import HostFacts
-from launch.rundir import ENGINE_TOKEN_VARIABLE, Tokens
+from launch.rundir import Tokens
 from server.config import KV_LEASE_S, KV_STORE_DIRECTORY, EngineEndpoint, EnginePartsConfig
+from wire.environment import ENGINE_TOKEN_VARIABLE
 from wire.errors import ConfigError
 
 ENGINE_MODULE = "server.engine.serve"

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.config import paceline_home
 from launch.host import distribution_version
+from wire.environment import paceline_home
 from wire.errors import PacelineError
 from wire.spec import file_sha256, fsync_path
 

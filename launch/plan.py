@@ -10,9 +10,10 @@ from launch.config import LOOPBACK, PoolSettings, SystemConfig
 from launch.cores import share_cores
 from launch.engine_command import engine_argv, engine_env
 from launch.host import HostFacts
-from launch.rundir import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE, RunDir, Tokens, socket_dir
+from launch.rundir import RunDir, Tokens, socket_dir
 from learner.config import LearnerConfig
 from server.config import EngineEndpoint, EnginePartsConfig, GatewayConfig
+from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
 from wire.store import DraftStore
 
 SECRET_VARIABLES = (OPERATOR_TOKEN_VARIABLE, ENGINE_TOKEN_VARIABLE)

@@ -18,10 +18,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
 from wire.errors import PacelineError
-
-OPERATOR_TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
-ENGINE_TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 
 MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107 for a Unix socket; a margin for the names ZMQ may add."""

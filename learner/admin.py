@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from wire.control import ActivateRequest, LearnerOrders, LearnerReport
+from wire.environment import OPERATOR_TOKEN_VARIABLE
 
-TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
 _REPORT_TIMEOUT_S = 5.0
 _ACTIVATE_TIMEOUT_S = 120.0
 """Longer than the gateway gives a swap: its answer says what serves."""
@@ -62,7 +62,7 @@ class AdminClient:
     def _post(self, path: str, body: bytes, timeout_s: float, headers: dict[str, str]) -> bytes:
         request = urllib.request.Request(self._base_url + path, data=body, method="POST")
         request.add_header("Content-Type", "application/json")
-        request.add_header("Authorization", f"Bearer {os.environ.get(TOKEN_VARIABLE, '')}")
+        request.add_header("Authorization", f"Bearer {os.environ.get(OPERATOR_TOKEN_VARIABLE, '')}")
         for name, value in headers.items():
             request.add_header(name, value)
         with urllib.request.urlopen(request, timeout=timeout_s) as response:

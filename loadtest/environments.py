@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.processes import SystemUnderTestError
+from wire.environment import paceline_home
 
 _INSTALL_DEADLINE_S = 1800.0
 
 
 def environment_dir(name: str) -> Path:
     """Where the environment of that name is; the name tells the version of what is in it."""
-    home = Path(os.environ.get("PACELINE_HOME") or Path.home() / ".cache" / "paceline")
-    return (home / "venvs" / name).absolute()
+    return (paceline_home() / "venvs" / name).absolute()
 
 
 def ensure_installed(name: str, pip_words: Sequence[str]) -> Path:

@@ -17,8 +17,7 @@ from typing import Any
 
 from loadtest.mock_engine import Pace
 from loadtest.processes import free_ports, running_process
-from loadtest.run.target import OPERATOR_TOKEN_VARIABLE
-from loadtest.system import ENGINE_TOKEN_VARIABLE
+from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
 
 OPERATOR_TOKEN = "bench-operator"
 _ENGINE_TOKEN = "bench-engine"

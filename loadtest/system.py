@@ -26,10 +26,10 @@ from yarl import URL
 from loadtest.client import new_session
 from loadtest.processes import POLL_S, START_DEADLINE_S, SystemUnderTestError, check_alive, running_process, stop
 from wire.control import AdminStatus, EngineView, LearnerReport
+from wire.environment import ENGINE_TOKEN_VARIABLE
 
 _FREE_PORTS = ("gateway.port=0", "gateway.admin_port=0")
 Value = TypeVar("Value")
-ENGINE_TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
 SPECULATION = ("--speculative-config",)
 

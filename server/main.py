@@ -16,19 +16,17 @@ from prometheus_client import disable_created_metrics
 from server.config import GatewayConfig
 from server.connections import raise_file_limit
 from server.gateway import Gateway, bind
+from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
 from wire.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-OPERATOR_TOKEN = "PACELINE_OPERATOR_TOKEN"
-ENGINE_TOKEN = "PACELINE_ENGINE_TOKEN"
 
 
 def main(config: GatewayConfig) -> int:
     """Serve until SIGTERM or SIGINT; raises ConfigError."""
     # The time a counter was made doubles the page and tells nobody anything.
     disable_created_metrics()
-    operator_token, engine_token = _token(OPERATOR_TOKEN), _token(ENGINE_TOKEN)
+    operator_token, engine_token = _token(OPERATOR_TOKEN_VARIABLE), _token(ENGINE_TOKEN_VARIABLE)
     raise_file_limit()
     settings = config.gateway
     public, admin = bind(settings.host, settings.port), bind(settings.admin_host, settings.admin_port)

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
+from wire.environment import OPERATOR_TOKEN_VARIABLE
 from wire.errors import PacelineError
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-OPERATOR_TOKEN_VARIABLE = "PACELINE_OPERATOR_TOKEN"
 
 
 class TargetError(PacelineError):

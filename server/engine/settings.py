@@ -7,10 +7,10 @@ import os
 from functools import cache
 
 from server.config import EnginePartsConfig
+from wire.environment import ENGINE_TOKEN_VARIABLE
 from wire.errors import ConfigError
 
 CONFIG_VARIABLE = "PACELINE_ENGINE_CONFIG"
-TOKEN_VARIABLE = "PACELINE_ENGINE_TOKEN"
 
 
 @cache
@@ -30,7 +30,7 @@ def parts_config() -> EnginePartsConfig:
 
 def engine_token() -> str:
     """Bearer token of the private routes; raises ConfigError."""
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(ENGINE_TOKEN_VARIABLE)
     if not token:
-        raise ConfigError(f"${TOKEN_VARIABLE} is not set; start engines with `paceline up`")
+        raise ConfigError(f"${ENGINE_TOKEN_VARIABLE} is not set; start engines with `paceline up`")
     return token
