@@ -12,13 +12,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import zmq
+from waiting import DEADLINE_S, wait_until
 
 from launch.host import find_openmp, free_ports
 from server.config import CaptureSettings, EnginePartsConfig
@@ -27,8 +28,6 @@ from wire.messages import TOPIC_STATS, CaptureStep, EngineStats, decode
 
 TOKEN = "engine-test-token"
 START_DEADLINE_S = 480.0
-DEADLINE_S = 120.0
-"""For what takes a moment where nothing else runs."""
 MARKER = "settle-mark"
 CPU_WORKER = "server.engine.worker_cpu.PacelineCpuWorker"
 
@@ -197,12 +196,12 @@ class LiveEngine:
         def seen() -> set[str]:
             return {what for request_id, what in self.listener.marks.copy() if mark in request_id}
 
-        wait_for(lambda: seen() == {"captured", "event", "ended"}, "the marked request went through the channel")
+        wait_until(lambda: seen() == {"captured", "event", "ended"}, "for the marked request to pass the channel")
 
     def fresh_stats(self) -> EngineStats:
         """Counters sent after this call."""
         asked_s = time.time()
-        wait_for(lambda: any(stats.sent_at_s >= asked_s for stats in self.listener.stats[-1:]), "fresh counters are sent")
+        wait_until(lambda: any(stats.sent_at_s >= asked_s for stats in self.listener.stats[-1:]), "for fresh counters")
         return self.listener.stats[-1]
 
     def spans_of(self, completion: Completion) -> list[tuple[CaptureStep, Any]]:
@@ -225,13 +224,6 @@ class LiveEngine:
             ]:
                 assert seen.setdefault(position, token) == token
         return seen
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from live_engine import LiveEngine, wait_for
+from live_engine import LiveEngine
+from waiting import wait_until
 
 PROMPTS = [f"depth prompt {i}: " for i in range(6)]
 
@@ -32,7 +33,7 @@ def test_depth_changes_under_load_leave_every_token_as_it_was(tiny_engine: LiveE
             for depth in (0, 3, 1, 2):
                 tiny_engine.set_depth(depth)
                 num_captured = len(tiny_engine.listener.captured)
-                wait_for(lambda before=num_captured: len(tiny_engine.listener.captured) > before + 2, "steps at a depth")
+                wait_until(lambda before=num_captured: len(tiny_engine.listener.captured) > before + 2)
 
     try:
         with ThreadPoolExecutor(1) as pool:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 import tiny
 from conftest import make_drafts
-from live_engine import DEADLINE_S, Completion, LiveEngine, start_engine, wait_for
+from live_engine import Completion, LiveEngine, start_engine
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from waiting import DEADLINE_S, wait_until
 
 from launch import host
 from launch.config import PoolSettings, SystemConfig
@@ -167,7 +168,7 @@ def test_a_follow_up_turn_after_a_restart_is_not_prefilled_again(
     assert num_hits == (kept.num_stored_blocks - 1) * BLOCK_TOKENS
     assert completion.token_ids == kept.reference.token_ids
     assert accepted(completion) == accepted(kept.reference)  # the draft's KV came along
-    wait_for(lambda: count(engine, "loaded") == kept.num_stored_blocks - 1, "the loaded blocks are counted")
+    wait_until(lambda: count(engine, "loaded") == kept.num_stored_blocks - 1, "for the loaded blocks to be counted")
 
 
 def test_another_salt_and_another_tenant_get_nothing(engines: Engines, conversations: dict[str, Conversation]) -> None:
@@ -197,7 +198,7 @@ def test_a_damaged_block_costs_time_and_no_token(
     corrupt = count(engine, "corrupt")
     completion, _ = follow_up(engine, damaged)
     assert completion.token_ids == damaged.reference.token_ids
-    wait_for(lambda: path.exists() and path.read_bytes() == data, "the block is computed anew and stored again")
+    wait_until(lambda: path.exists() and path.read_bytes() == data, "for the block to be computed anew and stored again")
     assert count(engine, "corrupt") - corrupt == (fault != "lost")
 
 
@@ -215,11 +216,11 @@ def test_kv_of_another_target_is_never_used(
     fresh = engine.complete(updated.prompt, cache_salt="fresh", max_tokens=64)
     assert completion.token_ids == fresh.token_ids != updated.reference.token_ids
     engine.complete([*updated.prompt, *completion.token_ids], cache_salt="straddling", max_tokens=64)
-    wait_for(lambda: count(engine, "lost") > 0, "the promised blocks are counted as lost")
-    wait_for(lambda: count(engine, "dropped_mixed") > 0, "the straddling blocks are dropped")
+    wait_until(lambda: count(engine, "lost") > 0, "for the promised blocks to be counted as lost")
+    wait_until(lambda: count(engine, "dropped_mixed") > 0, "for the straddling blocks to be dropped")
     directory = KvDirectory(state_dir / "kv")
-    wait_for(lambda: any(realm.target_version == 1 for realm in directory.realms()), "blocks of the new target are stored")
+    wait_until(lambda: any(realm.target_version == 1 for realm in directory.realms()), "for blocks of the new target")
     (realm,) = [realm for realm in directory.realms() if realm.target_version == 1]
     straddling = {name.hex() for name in prompt_chain([*updated.prompt, *completion.token_ids], BLOCK_TOKENS, "straddling")}
     assert straddling.isdisjoint(header.name for header in directory.headers(realm))
-    wait_for(lambda: bool(directory.headers(realm)), "blocks of the new target are stored whole")
+    wait_until(lambda: directory.headers(realm), "for whole blocks of the new target")

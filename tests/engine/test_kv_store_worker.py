@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from block_files import BLOCK_TOKENS, REALM, header, names_of
+from waiting import DEADLINE_S, wait_until
 
 from server.engine import kv_store_worker
+from server.engine.kv_store_counts import StoreCounts
 from server.engine.kv_store_layout import KvStoreLayout
 from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, UseOrder
 from server.engine.kv_store_reader import KvReader
@@ -22,7 +24,6 @@ from wire.kv_files import KvDirectory
 
 NUM_BLOCKS = 8
 NAMES = names_of(4)
-DEADLINE_S = 60.0
 
 
 class Machine:
@@ -52,10 +53,8 @@ class Machine:
     def load(self, block_ids: list[int]) -> set[int]:
         """Blocks of the cache that could not be filled."""
         self.store.begin_step(StepOrders(loads=[LoadOrder("loading", "default", orders(block_ids))]))
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not (received := self.store.take_received()):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        received: set[str] = set()
+        wait_until(lambda: received.update(self.store.take_received()) or received)
         assert received == {"loading"}
         return self.store.take_failed()
 
@@ -87,10 +86,7 @@ def second(tmp_path: Path) -> Iterator[Machine]:
 
 
 def wait_for_files(root: Path, number: int) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while len(list(KvDirectory(root).blocks())) < number:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: len(list(KvDirectory(root).blocks())) >= number)
 
 
 def test_blocks_reach_another_cache_wherever_they_lie_there(first: Machine, second: Machine, tmp_path: Path) -> None:
@@ -192,6 +188,19 @@ def test_a_disk_that_takes_too_long_costs_its_time_limit_and_comes_too_late(
     second.store.close()  # what the reader was at is done by then
     assert second.store.take_received() == set()
     assert not second.caches["layer.0"].any()
+
+
+def test_a_load_given_up_on_just_after_it_ended_leaves_nothing_behind(first: Machine, tmp_path: Path) -> None:
+    first.begin(2)
+    first.save([2])
+    wait_for_files(tmp_path / "kv", 1)
+    reader = KvReader(KvDirectory(tmp_path / "kv"), {name: cache[0] for name, cache in first.caches.items()}, StoreCounts())
+    reader.load(LoadOrder("late", "default", orders([0])), [header(NAMES, 0)])
+    reader.close()  # it has ended, and nobody has asked yet
+    reader.abandon("late")
+    (loaded,) = reader.done()
+    assert len(loaded.blocks) == 1
+    assert not reader._abandoned
 
 
 def test_a_cache_that_is_not_made_of_whole_blocks_is_refused(tmp_path: Path) -> None:

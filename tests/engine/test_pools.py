@@ -17,8 +17,9 @@ import pytest
 import tiny
 import torch
 from conftest import make_drafts
-from live_engine import DEADLINE_S, TOKEN, Completion, wait_for
+from live_engine import TOKEN, Completion
 from live_pair import BYTES, FAILED, HITS, Pair, start_pair
+from waiting import DEADLINE_S, wait_until
 
 BLOCK_TOKENS = 32
 PROMPTS = [f"{index}: " + "what one engine has read the other need not read again. " * 6 for index in range(4)]
@@ -116,7 +117,7 @@ def test_an_idle_engine_leaves_its_core_to_others(pair: Pair) -> None:
         return [sum(worker.cpu_times()[:2]) - before for worker, before in zip(workers, before_s, strict=True)]
 
     # vLLM's own queues poll for a while before they wait.
-    wait_for(lambda: max(busy_s()) < 0.3, "both workers leave their cores to others")
+    wait_until(lambda: max(busy_s()) < 0.3, "for both workers to leave their cores to others")
 
 
 def test_nothing_of_an_engine_listens_beyond_this_machine(pair: Pair) -> None:

@@ -1,7 +1,7 @@
 """Unit tests start no engine and load none: vLLM alone takes 19 s to import.
 
-Those with real sockets and processes around them, whole gateways, learners and supervisors, are marked `rig`: they take most of
-the time, so that the rest can be run at every save (`make unit`; `make rigs` runs them).
+Those that start processes or wait for real time, with whole gateways, learners, supervisors and runs of the load tester, are
+marked `rig`: they take most of the time, so that the rest can be run at every save (`make unit`; `make rigs` runs them).
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ RIGS = (
     "learner/test_publisher.py",
     "loadtest/test_fault_bars.py",
     "loadtest/test_gateway_bars.py",
+    "loadtest/test_load_run.py",
     "loadtest/test_mock_engine.py",
+    "loadtest/test_run_actions.py",
     "server/routing/test_routing_gateway.py",
     "server/routing/test_routing_kv_events.py",
     "server/test_*.py",
+    "test_light_imports.py",
 )
 
 

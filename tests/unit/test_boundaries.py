@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ def sources() -> list[Path]:
     return sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def package_of(path: Path) -> str:
     parts = path.relative_to(ROOT).parts
     return "server.engine" if parts[:2] == ("server", "engine") else parts[0]
@@ -68,7 +74,7 @@ def within(module: str, packages: set[str]) -> bool:
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
     package = package_of(path)
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     # launch starts the roles: inside a function it may import a role's main.
     for module in imports(tree, top_level_only=package == "launch"):
         if module.split(".")[0] in OURS:
@@ -78,7 +84,7 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_unpickles(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for module in imports(tree, top_level_only=False):
         assert not within(module, {"pickle", "cloudpickle", "dill", "marshal", "shelve"}), f"{path.name} imports {module}"
     for node in ast.walk(tree):
@@ -90,7 +96,7 @@ def test_vllm_is_imported_in_one_place_only() -> None:
     importers = {
         package_of(path)
         for path in sources()
-        for module in imports(ast.parse(path.read_text()), top_level_only=False)
+        for module in imports(tree_of(path), top_level_only=False)
         if within(module, {"vllm"})
     }
     assert importers <= {"server.engine"}

@@ -14,7 +14,7 @@ HEAVY = ("torch", "vllm", "transformers", "numpy", "fastapi")
 
 def run_and_list_heavy(code: str) -> str:
     script = f"import sys\n{code}\nprint('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

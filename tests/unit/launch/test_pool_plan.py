@@ -146,6 +146,7 @@ def test_options_of_the_hand_over_belong_to_the_pools(key: str) -> None:
         plan(f"engine.{key}='x'")
 
 
+@pytest.mark.rig
 def test_the_hand_over_is_checked_only_where_pools_need_it() -> None:
     assert [check.name for check in check_transfer(SystemConfig.load([], [TWO]))] == []
     assert [check.name for check in check_transfer(SystemConfig.load([], [PD]))] == ["nixl"]

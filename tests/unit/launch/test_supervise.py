@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import DEADLINE_S, wait_until
 
 from launch import supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
@@ -60,7 +61,7 @@ def spec(
         env=env or {},
         cores=(),
         log_file=tmp_path / f"{name}.log",
-        readiness=readiness or Readiness(kind="alive", deadline_s=10.0),
+        readiness=readiness or Readiness(kind="alive", deadline_s=DEADLINE_S),
         restart=RestartPolicy(is_required=required, max_backoff_s=0.1),
         memory_note="",
     )
@@ -93,13 +94,6 @@ def harness() -> Iterator[Harness]:
         supervisor.stop()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
-
-
 def is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -108,7 +102,7 @@ def is_alive(pid: int) -> bool:
 
 
 def first_pid(log: Path) -> int:
-    wait_for(lambda: log.is_file() and log.read_text().endswith("\n"))
+    wait_until(lambda: log.is_file() and log.read_text().endswith("\n"))
     return int(log.read_text().split()[0])
 
 
@@ -149,7 +143,7 @@ def test_stop_leaves_nothing_running(harness: Harness, tmp_path: Path) -> None:
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, IGNORE_TERM), grace_s=0.3)
     supervisor.start()
-    wait_for(lambda: "up" in (tmp_path / "a.log").read_text())
+    wait_until(lambda: "up" in (tmp_path / "a.log").read_text())
     supervisor.stop()
     assert any("killed" in line for line in harness.lines)
 
@@ -160,7 +154,7 @@ def test_grandchildren_go_with_the_group(harness: Harness, tmp_path: Path) -> No
     grandchild = first_pid(tmp_path / "a.log")
     assert is_alive(grandchild)
     supervisor.stop()
-    wait_for(lambda: not is_alive(grandchild))
+    wait_until(lambda: not is_alive(grandchild))
 
 
 def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harness, tmp_path: Path) -> None:
@@ -176,8 +170,8 @@ def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harnes
         child = supervisor.watched[0].child
         return child is not None and child is not first
 
-    wait_for(is_started_again)
-    wait_for(lambda: not is_alive(grandchild))
+    wait_until(is_started_again)
+    wait_until(lambda: not is_alive(grandchild))
     assert supervisor.watched[0].num_restarts == 1
     assert supervisor.watched[0].last_exit_code == -signal.SIGKILL
     assert (tmp_path / "a.log.1").is_file()
@@ -191,7 +185,7 @@ def test_what_lives_and_takes_no_connections_any_more_is_started_again(
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     flag = tmp_path / "close"
-    ready = Readiness(kind="http", url=f"http://127.0.0.1:{port}/", deadline_s=10.0)
+    ready = Readiness(kind="http", url=f"http://127.0.0.1:{port}/", deadline_s=DEADLINE_S)
     supervisor = harness.supervisor(spec(tmp_path, LISTENS_UNTIL.format(port=port, flag=str(flag)), readiness=ready))
     supervisor.start()
     listening_until_s = time.monotonic() + 1.0
@@ -244,7 +238,7 @@ def test_an_engine_is_ready_when_it_and_our_parts_answer(
 ) -> None:
     url, answers = engine_url
     answers |= {"/health": 200, "/paceline/status": 200}
-    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=10.0)
+    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=DEADLINE_S)
     harness.supervisor(spec(tmp_path, SLEEP, readiness=ready)).start()
 
 
@@ -256,7 +250,7 @@ def test_an_engine_without_our_parts_fails_loudly(
 ) -> None:
     url, answers = engine_url
     answers |= {"/health": 200, "/paceline/status": status}
-    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=10.0)
+    ready = Readiness(kind="http", url=f"{url}/health", parts_url=f"{url}/paceline/status", deadline_s=DEADLINE_S)
     with pytest.raises(LaunchError, match=words):
         harness.supervisor(spec(tmp_path, SLEEP, readiness=ready)).start()
 
@@ -268,7 +262,7 @@ def test_dangerous_variables_do_not_reach_a_child(harness: Harness, tmp_path: Pa
     names = ["VLLM_SERVER_DEV_MODE", "PYTHONPATH", "PACELINE_OPERATOR_TOKEN", "MINE"]
     code = f"import os, time; print([os.environ.get(name) for name in {names!r}], flush=True); time.sleep(60)"
     harness.supervisor(spec(tmp_path, code, env={"MINE": "yes"})).start()
-    wait_for(lambda: "]" in (tmp_path / "a.log").read_text())
+    wait_until(lambda: "]" in (tmp_path / "a.log").read_text())
     assert (tmp_path / "a.log").read_text().strip() == "[None, None, None, 'yes']"
 
 
@@ -277,7 +271,7 @@ def tick_until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
         supervisor.tick()
         return condition()
 
-    wait_for(ticked)
+    wait_until(ticked)
 
 
 def test_processes_start_again_though_neither_log_nor_report_can_be_written(
@@ -326,7 +320,7 @@ from launch import supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.supervise import Supervisor
 spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}), env={{}}, cores=(),
-                   log_file=Path({str(tmp_path)!r}) / "a.log", readiness=Readiness(kind="alive", deadline_s=5.0),
+                   log_file=Path({str(tmp_path)!r}) / "a.log", readiness=Readiness(kind="alive", deadline_s=60.0),
                    restart=RestartPolicy(is_required=True, max_backoff_s=1.0), memory_note="")
 supervisor = Supervisor([spec], base_environment=os.environ, grace_s=0.5, engine_token="", report=print, should_stop=lambda: False)
 supervisor.start()
@@ -340,7 +334,7 @@ time.sleep(60)
         assert is_alive(child)
         assert is_alive(grandchild)
         owner.kill()
-    wait_for(lambda: not is_alive(child) and not is_alive(grandchild))
+    wait_until(lambda: not is_alive(child) and not is_alive(grandchild))
 
 
 def test_waits_between_restarts_double_up_to_a_bound() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import torch
 import zmq
+from waiting import DEADLINE_S, wait_until
 
 from learner.receiver import CaptureReceiver
 from wire.messages import encode
@@ -22,27 +23,24 @@ def receiver(spec):
 
 
 def take(receiver: CaptureReceiver, count: int) -> list:
-    taken, deadline = [], time.monotonic() + 5
-    while len(taken) < count and time.monotonic() < deadline:
-        taken += receiver.take(0.05)
+    taken: list = []
+    wait_until(lambda: taken.extend(receiver.take(0.05)) or len(taken) >= count)
     return taken
 
 
 def wait_for_refusals(receiver: CaptureReceiver, count: int) -> None:
-    deadline = time.monotonic() + 5
-    while receiver.num_refused < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: receiver.num_refused >= count)
 
 
 def test_rows_arrive_bit_for_bit(receiver, connect_engine, make_span, make_step, world):
     engine = connect_engine(receiver.endpoint)
     aux, hidden = world.rows([1, 4, 13])
-    engine.send(make_step([make_span("r", 0, [1, 4, 13])]), aux, hidden)
+    engine.send(make_step([make_span("r", 0, [1, 4, 13])], captured_at_s=time.time() - 1000.0), aux, hidden)
     (received,) = take(receiver, 1)
     assert torch.equal(received.aux_TX, aux)
     assert torch.equal(received.hidden_TD, hidden)
     assert receiver.num_received_rows == 3
-    assert receiver.lag_s < 5
+    assert 1000.0 <= receiver.lag_s < 1000.0 + DEADLINE_S
 
 
 def test_bad_messages_are_refused_and_counted_and_good_ones_still_taken(
@@ -72,15 +70,19 @@ def test_a_full_learner_pushes_back_and_loses_nothing_it_took(spec, make_span, m
     tokens = [1] * MESSAGE_ROWS
     aux, hidden = world.rows(tokens)
     sent = dropped = 0
-    for number in range(60):
-        step = make_step([make_span(f"r{number}", 0, tokens)])
+
+    def send_one() -> None:
+        nonlocal sent, dropped
+        step = make_step([make_span(f"r{sent}", 0, tokens)])
         try:
             socket.send_multipart([encode(step), aux.numpy().tobytes(), hidden.numpy().tobytes()], zmq.NOBLOCK)
             sent += 1
         except zmq.Again:
             dropped += 1
-            time.sleep(0.002)
-    assert dropped > 0
+
+    wait_until(lambda: send_one() or receiver.num_received_rows >= 4 * MESSAGE_ROWS, "for the learner to be full")
+    dropped = 0
+    wait_until(lambda: send_one() or dropped >= 20, "for the way to the learner to be full")
     assert receiver.num_received_rows <= 5 * MESSAGE_ROWS
     assert len(take(receiver, sent)) == sent
     socket.close()

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
+from waiting import DEADLINE_S, wait_until
 
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.config import LearnerConfig
@@ -42,13 +42,6 @@ def config(state_dir, target_dir, gateway):
         return LearnerConfig.build(data, source="test")
 
     return build
-
-
-def wait_until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -84,9 +77,17 @@ def test_a_paused_learner_stands_still_and_goes_on(running, gateway):
     wait_until(lambda: running.trainer.num_steps > 0)
     gateway.paused = True
     wait_until(lambda: running.is_paused)
-    time.sleep(0.3)
-    steps = running.trainer.num_steps
-    time.sleep(0.3)
+    num_turns, receive = 0, running.receive
+
+    def counted() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        receive()
+
+    running.receive = counted
+    wait_until(lambda: num_turns >= 2)  # the step it was at is over
+    steps, until = running.trainer.num_steps, num_turns + 5
+    wait_until(lambda: num_turns >= until)
     assert running.trainer.num_steps == steps
     gateway.paused = False
     wait_until(lambda: running.trainer.num_steps > steps)
@@ -154,6 +155,14 @@ def test_an_unwritable_state_directory_does_not_stop_learning(config, make_reque
     session.close()
 
 
+def test_what_became_of_an_evaluation_is_reported_in_words(config, gateway):
+    session = LearningSession(config(), 0)
+    session.gate()
+    assert session.report().outcome == "0 of 4 held-out requests needed for a judgement"
+    wait_until(lambda: gateway.reports and gateway.reports[-1]["outcome"] == session.report().outcome)
+    session.close()
+
+
 def test_another_target_is_a_start_up_error(config, target_dir):
     from safetensors.torch import save_file
 
@@ -186,7 +195,7 @@ def test_process_ends_well_on_sigterm_and_survives_sigkill(config, state_dir, tm
     process = start()
     wait_until(checkpoint.is_file)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=DEADLINE_S) == 0
 
 
 def test_a_bad_configuration_is_told_in_one_line(tmp_path, monkeypatch, capsys):

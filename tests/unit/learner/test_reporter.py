@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 from sample_messages import learner_report
+from waiting import wait_until
 
 from learner.admin import AdminClient
 from learner.reporter import Reporter
@@ -54,13 +54,6 @@ def report() -> LearnerReport:
     return learner_report()
 
 
-def wait_until_connected(reporter: Reporter) -> None:
-    deadline = time.monotonic() + 10
-    while not reporter.is_connected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert reporter.is_connected
-
-
 @pytest.mark.parametrize("broken", [CUT_SHORT, NOT_HTTP], ids=["cut short", "not HTTP"])
 def test_an_answer_that_breaks_off_is_no_answer(serve, report, broken):
     client = AdminClient(serve([broken]))
@@ -84,7 +77,7 @@ def test_a_report_that_cannot_be_made_ends_no_reports(serve, report, monkeypatch
         return report
 
     reporter = Reporter(AdminClient(serve([GOOD])), make)
-    wait_until_connected(reporter)
+    wait_until(lambda: reporter.is_connected)
     assert not failures
     assert reporter.orders is not None
     assert reporter.orders.active_version == 3
@@ -94,5 +87,5 @@ def test_a_report_that_cannot_be_made_ends_no_reports(serve, report, monkeypatch
 def test_reports_go_on_after_a_broken_answer(serve, report, monkeypatch):
     monkeypatch.setattr("learner.reporter._INTERVAL_S", 0.01)
     reporter = Reporter(AdminClient(serve([CUT_SHORT, NOT_HTTP, GOOD])), lambda: report)
-    wait_until_connected(reporter)
+    wait_until(lambda: reporter.is_connected)
     reporter.close()

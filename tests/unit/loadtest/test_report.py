@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import sys
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from launch.cli import main
 from loadtest.measures.run_directory import RunDirectoryError
 from loadtest.records import ActionRecord, EngineSample, RequestRecord, Swap, SystemSample
 from loadtest.report import result, words
-from loadtest.report.analysis import analyse
+from loadtest.report.analysis import Analysis, analyse
 from loadtest.report.compare import compare_runs
 from loadtest.report.theme import NAMES
 
@@ -80,8 +83,41 @@ def shift_run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", requests(), samples(), scenario=SHIFT)
 
 
-def test_report_has_the_keys_of_vllm_with_their_meaning(shift_run: Path) -> None:
-    report = result.result(analyse(shift_run))
+@pytest.fixture(scope="module")
+def shift(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Of a run whose directory no test changes."""
+    return analyse(write_run(tmp_path_factory.mktemp("shift"), requests(), samples(), scenario=SHIFT))
+
+
+@dataclass
+class Reported:
+    """A run that `paceline bench report` was called on."""
+
+    path: Path
+    code: int
+    said: str
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """Something was killed in it, some requests failed, and what the server said is no markup."""
+    record = replace(ENDED, actions=[ActionRecord(at_s=50.0, ended_at_s=50.1, do="kill", process="engine-0", problem=None)])
+    odd = [
+        replace(
+            each,
+            kv_path=f"<b>{each.index % 2}</b> & more",
+            outcome="failed" if 50 <= each.intended_at_s < 53 else each.outcome,
+        )
+        for each in requests()
+    ]
+    path = write_run(tmp_path_factory.mktemp("reported"), odd, samples(), scenario=SHIFT, record=record)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(["bench", "report", str(path)])
+    return Reported(path, code, said.getvalue())
+
+
+def test_report_has_the_keys_of_vllm_with_their_meaning(shift: Analysis) -> None:
+    report = result.result(shift)
     assert (report["completed"], report["failed"], report["num_prompts"]) == (120, 0, 120)
     assert report["label"] == "shift"
     assert report["model_id"] == "tiny"
@@ -102,16 +138,16 @@ def test_report_has_the_keys_of_vllm_with_their_meaning(shift_run: Path) -> None
         assert {f"{word}_{name}_ms" for word in ("mean", "median", "std", "p50", "p90", "p95", "p99")} <= set(report)
 
 
-def test_latencies_are_those_that_vllm_would_print(shift_run: Path) -> None:
+def test_latencies_are_those_that_vllm_would_print(shift: Analysis) -> None:
     ttfts_ms = [1e3 * (record.chunk_times_s[0] - record.intended_at_s) for record in requests()]
-    report = result.result(analyse(shift_run))
+    report = result.result(shift)
     assert report["p99_ttft_ms"] == pytest.approx(float(np.percentile(ttfts_ms, 99)), rel=1 / 1024)
     assert report["std_ttft_ms"] == pytest.approx(float(np.std(ttfts_ms)))
 
 
-def test_report_command_writes_everything_and_says_what_happened(shift_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "report", str(shift_run)]) == 0
-    said = capsys.readouterr().out
+def test_report_command_writes_everything_and_says_what_happened(reported: Reported) -> None:
+    shift_run, said = reported.path, reported.said
+    assert reported.code == 0
     assert said.startswith("The run is valid.")
     assert "Shift at 60 s, code → chat: AL fell by 40 % (from 2.00 to 1.20); it reached 95 % of the new plateau (1.80)" in said
     names = {"over_time.png", "latencies.png", "domains.png", "positions.png", "engines.png", "report.html", "report.json"}
@@ -154,9 +190,8 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_needs_nothing_but_itself(shift_run: Path) -> None:
-    main(["bench", "report", str(shift_run)])
-    text = (shift_run / "report.html").read_text()
+def test_the_page_needs_nothing_but_itself(reported: Reported) -> None:
+    text = (reported.path / "report.html").read_text()
     found = Page()
     found.feed(text)
     assert found.open == []
@@ -180,20 +215,17 @@ def test_the_page_needs_nothing_but_itself(shift_run: Path) -> None:
         assert name in found.text
 
 
-def test_words_of_servers_are_text_and_never_markup(tmp_path: Path) -> None:
-    odd = [replace(each, kv_path=f"<b>{each.index % 2}</b> & more") for each in requests()]
-    main(["bench", "report", str(write_run(tmp_path, odd, scenario=SHIFT))])
-    text = (tmp_path / "report.html").read_text()
+def test_words_of_servers_are_text_and_never_markup(reported: Reported) -> None:
+    text = (reported.path / "report.html").read_text()
     assert "<b>" not in text
     found = Page()
     found.feed(text)
     assert "<b>1</b> & more" in found.text
 
 
-def test_figures_take_their_colours_from_a_palette_only(shift_run: Path) -> None:
+def test_figures_take_their_colours_from_a_palette_only(shift: Analysis) -> None:
     from loadtest.report import spread_figures, theme, time_figures
 
-    analysis = analyse(shift_run)
     for draw in (
         time_figures.over_time,
         time_figures.engines,
@@ -201,7 +233,7 @@ def test_figures_take_their_colours_from_a_palette_only(shift_run: Path) -> None
         spread_figures.domains,
         spread_figures.positions,
     ):
-        figure = draw(analysis, NAMES)
+        figure = draw(shift, NAMES)
         assert figure is not None
         stray = set(re.findall(r"#[0-9a-f]{6}\b", theme.as_svg(figure, "x"))) - {"#000000", "#ffffff"}
         assert not stray
@@ -226,7 +258,7 @@ def test_a_worse_run_than_the_baseline_fails_the_report(tmp_path: Path, capsys: 
     base = write_run(tmp_path / "base", requests(), scenario=SHIFT)
     slow = write_run(tmp_path / "slow", requests(slow=1.5, seed=1), scenario=SHIFT)
     same = write_run(tmp_path / "same", requests(seed=2), scenario=SHIFT)
-    assert main(["bench", "report", str(base)]) == 0
+    result.write(base / result.FILE, result.result(analyse(base)))
     assert main(["bench", "report", str(slow), "--baseline", str(base)]) == 1
     assert re.search(r"worse: TTFT p50 ×1\.[45]", capsys.readouterr().out)
     assert "Against the baseline" in (slow / "report.html").read_text()
@@ -249,21 +281,16 @@ def test_a_file_that_is_no_report_is_refused_as_baseline(tmp_path: Path, text: s
         result.read_measures(tmp_path / "report.json")
 
 
-def test_a_saved_report_gives_its_measures_back(shift_run: Path) -> None:
-    analysis = analyse(shift_run)
-    result.write(shift_run / "report.json", result.result(analysis))
-    saved = result.read_measures(shift_run / "report.json")
-    assert saved.keys() == analysis.headline.keys()
-    assert saved["ttft_p99"] == analysis.headline["ttft_p99"]
+def test_a_saved_report_gives_its_measures_back(shift: Analysis, tmp_path: Path) -> None:
+    result.write(tmp_path / "report.json", result.result(shift))
+    saved = result.read_measures(tmp_path / "report.json")
+    assert saved.keys() == shift.headline.keys()
+    assert saved["ttft_p99"] == shift.headline["ttft_p99"]
 
 
-def test_what_was_done_and_what_failed_is_in_the_picture(tmp_path: Path) -> None:
-    record = replace(ENDED, actions=[ActionRecord(at_s=50.0, ended_at_s=50.1, do="kill", process="engine-0", problem=None)])
-    broken = [replace(each, outcome="failed") if 50 <= each.intended_at_s < 53 else each for each in requests()]
-    path = write_run(tmp_path, broken, samples(), scenario=SHIFT, record=record)
-    assert main(["bench", "report", str(path)]) == 0
+def test_what_was_done_and_what_failed_is_in_the_picture(reported: Reported) -> None:
     found = Page()
-    found.feed((path / "report.html").read_text())
+    found.feed((reported.path / "report.html").read_text())
     assert "kill engine-0" in found.text
     assert "requests failed" in found.text
     assert "Worst window: 50 to 51 s, 1 requests, 0 % within the objectives, 1 failed." in found.text

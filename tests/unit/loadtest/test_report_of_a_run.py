@@ -66,9 +66,11 @@ def test_the_report_of_a_run_says_what_the_server_did(tmp_path: Path) -> None:
     assert found.series.kv_usage["0"][1] == 0.25
     assert set(found.groups["lane"]) == {"lane-0", "lane-1"}
     assert list(found.groups["kv_path"]) == ["combined"]
-    lag = left.run.dispatch_lag_ms["p99"]
-    assert lag is not None
-    assert found.dispatch_lag_p99_ms == pytest.approx(lag, abs=1.0)
+    # Of fewer than a hundred requests it lies between the two largest, wherever one puts it there.
+    *_, second_ms, first_ms = sorted(1e3 * (one.sent_at_s - one.intended_at_s) for one in left.requests if one.is_open_loop)
+    for lag_ms in (found.dispatch_lag_p99_ms, left.run.dispatch_lag_ms["p99"]):
+        assert lag_ms is not None
+        assert second_ms - 0.1 <= lag_ms <= first_ms + 0.1
 
     said: list[str] = []
     assert report(tmp_path, None, said.append) == 0

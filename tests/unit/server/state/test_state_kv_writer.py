@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from block_files import REALM, header, names_of
+from waiting import DEADLINE_S, wait_until
 
 from server.engine import kv_store_writer
 from server.engine.kv_store_blocks import LayerTensors, decode_block, encode_block
 from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
-from server.engine.kv_store_writer import KvWriter
+from server.engine.kv_store_writer import RETRY_S, KvWriter
 from wire.errors import WireError
 from wire.kv_files import Hold, KvBlockHeader, KvDirectory, seal
 
@@ -51,13 +52,27 @@ class Disk:
         return self.total.get(event, 0)
 
     def wait_for(self, event: str, number: int) -> None:
-        deadline_s = time.monotonic() + 10.0
-        while self.count(event) < number:
-            assert time.monotonic() < deadline_s, (event, self.total)
-            time.sleep(0.01)
+        wait_until(lambda: self.count(event) >= number, f"for {number} {event}")
 
     def names(self) -> set[str]:
         return {block.name for block in self.directory.blocks()}
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The writer's."""
+    clock = Clock()
+    monkeypatch.setattr(kv_store_writer, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -125,8 +140,7 @@ def test_two_engines_share_a_directory_and_its_bound(tmp_path: Path, monkeypatch
     assert disks[0].total[SAVED] == 16  # block 29 is there already
 
 
-def test_saving_rests_while_everything_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_store_writer, "RETRY_S", 0.5)
+def test_saving_rests_while_everything_is_held(tmp_path: Path, clock: Clock) -> None:
     disk = Disk(tmp_path / "kv", 3 * FILE_BYTES)
     for position in range(3):
         disk.save(position)
@@ -138,14 +152,13 @@ def test_saving_rests_while_everything_is_held(tmp_path: Path, monkeypatch: pyte
     assert disk.count(STORE_FULL) == 2
     assert disk.names() == set(NAMES[:3])
     disk.directory.set_hold(REALM, NAMES[2], Hold(names=tuple(NAMES[:3])))
-    time.sleep(0.6)
+    clock.now_s += RETRY_S
     assert disk.save(5)
     disk.wait_for(SAVED, 4)
     disk.writer.close()
 
 
-def test_a_disk_that_refuses_is_counted_and_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_store_writer, "RETRY_S", 0.3)
+def test_a_disk_that_refuses_is_counted_and_asked_again_later(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "kv").write_text("a file where the directory belongs")
     disk = Disk(tmp_path / "kv", 10 * FILE_BYTES)
     disk.save(0)
@@ -153,7 +166,7 @@ def test_a_disk_that_refuses_is_counted_and_asked_again_later(tmp_path: Path, mo
     assert not disk.save(1)
     assert disk.count(DISK_ERROR) == 2
     (tmp_path / "kv").unlink()
-    time.sleep(0.4)
+    clock.now_s += RETRY_S
     assert disk.save(2)
     disk.wait_for(SAVED, 1)
     disk.writer.close()
@@ -163,13 +176,16 @@ def test_a_disk_that_refuses_is_counted_and_asked_again_later(tmp_path: Path, mo
 def test_a_disk_slower_than_the_engine_costs_blocks_and_no_time(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_store_writer, "MAX_QUEUED_BYTES", 2 * BLOCK_BYTES)
 
+    copied = threading.Event()
+
     def slow() -> LayerTensors:
-        time.sleep(0.3)
+        assert copied.wait(DEADLINE_S)
         return tensors()
 
     disk.writer.save(header(NAMES, 0), slow, BLOCK_BYTES)
     assert [disk.save(position) for position in (1, 2, 3)] == [True, False, False]
     assert disk.count(QUEUE_FULL) == 2
+    copied.set()
     disk.wait_for(SAVED, 2)
     assert disk.save(4)
 
@@ -186,16 +202,15 @@ def test_the_last_of_a_disk_is_left_to_the_rest_of_the_system(tmp_path: Path, mo
         disk.writer.close()
 
 
-def test_a_block_that_cannot_be_copied_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_cannot_be_copied_ends_nothing(tmp_path: Path, clock: Clock) -> None:
     def broken() -> LayerTensors:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(kv_store_writer, "RETRY_S", 0.05)
     disk = Disk(tmp_path / "kv", 1 << 20)
     try:
         disk.writer.save(header(NAMES, 0), broken, BLOCK_BYTES)
         disk.wait_for(DISK_ERROR, 1)
-        time.sleep(0.1)
+        clock.now_s += RETRY_S
         assert disk.save(1)
         disk.wait_for(SAVED, 1)
     finally:
