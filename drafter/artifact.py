@@ -87,6 +87,8 @@ def read_draft_files(directory: Path, spec: CaptureSpec, target: TargetParts, *,
         config = json.loads((directory / CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{who}: cannot read {CONFIG_FILE}: {error}") from error
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{who}: {CONFIG_FILE} holds no JSON object; it is not an EAGLE-3 draft")
     geometry = geometry_of_draft(config, spec, who=who)
     tensors = {}
     files = sorted(directory.glob("*.safetensors"))

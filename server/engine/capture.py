@@ -2,6 +2,8 @@
 
 The runner's instance is shadowed, not its class: it holds for every executor and both runners. Between `execute_model`
 and `sample_tokens` the step's hidden rows, proposals and request ids are all there; after `sample_tokens` the verdict is.
+
+Shape letters: N requests, R selected rows, A aux layers, D target hidden size.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class PendingSpan(NamedTuple):
 class PendingStep(NamedTuple):
     spans: list[PendingSpan]
     rows: HostRows | None
-    """First positions of all requests [N], then token ids [rows], aux [rows, A * D] and hidden [rows, D] of the captured spans."""
+    """First positions of all requests [N], then token ids [R], aux [R, A * D] and hidden [R, D] of the captured spans."""
     finished_ids: list[str]
     target_version: int
 
@@ -208,7 +210,7 @@ class _CapturedOutput(AsyncModelRunnerOutput):
 
 
 def _copy_rows(view: StepView, selected: list[slice]) -> HostRows:
-    """Clones of all first positions [N] and of the selected rows: token ids [rows], aux [rows, A * D], hidden [rows, D]."""
+    """Clones of all first positions [N] and of the selected rows: token ids [R], aux [R, A * D], hidden [R, D]."""
     positions = view.first_positions_N.clone()
     total = view.hidden_RD.shape[0]
     if sum(rows.stop - rows.start for rows in selected) == total:

@@ -1,7 +1,9 @@
 """CaptureChannel: the thread between the step and the network.
 
-The step hands over a filled `PendingStep` and goes on; this thread encodes and sends. Everything is bounded, nothing
+The step hands over a `CapturedStep` and goes on; this thread encodes and sends. Everything is bounded, nothing
 blocks the step, every loss is counted by reason. Owns the PUSH socket to the learner and the PUB socket of events.
+
+Shape letters: R rows, A aux layers, D target hidden size.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ StatsMaker = Callable[[int, dict[str, int]], EngineStats]
 
 
 class CapturedStep(msgspec.Struct, frozen=True):
-    """A message and its tensors in host memory: aux [rows, A * D], hidden [rows, D]."""
+    """A message and its tensors in host memory: aux [R, A * D], hidden [R, D]."""
 
     message: CaptureStep
     tensors: tuple[torch.Tensor, torch.Tensor]
@@ -103,16 +105,14 @@ class CaptureChannel:
         leave_compute_cores()
         context = zmq.Context()
         try:
-            push, pub = self._open_push(context), self._open_pub(context)
-        except (zmq.ZMQError, OSError) as error:
-            opened.set_exception(
-                ConfigError(
-                    f"cannot open {self._config.capture_endpoint} or {self._config.events_endpoint}: {error}; is the port taken?"
-                )
-            )
-            return
-        opened.set_result(None)
-        try:
+            try:
+                push, pub = context.socket(zmq.PUSH), context.socket(zmq.PUB)
+                self._open(push, pub)
+            except (zmq.ZMQError, OSError) as error:
+                where = f"{self._config.capture_endpoint} or {self._config.events_endpoint}"
+                opened.set_exception(ConfigError(f"cannot open {where}: {error}; is the port taken?"))
+                return
+            opened.set_result(None)
             self._send_until_closed(push, pub)
         finally:
             context.destroy(linger=0)
@@ -146,20 +146,13 @@ class CaptureChannel:
         push.disable_monitor()
         monitor.close(linger=0)
 
-    def _open_push(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        push = context.socket(zmq.PUSH)
-        push.sndhwm = self._config.capture.max_queued_messages
+    def _open(self, push: zmq.Socket[bytes], pub: zmq.Socket[bytes]) -> None:
+        for socket in (push, pub):
+            socket.sndhwm = self._config.capture.max_queued_messages
+            socket.linger = 0
         push.immediate = True  # without a learner nothing is queued: its first message is fresh
-        push.linger = 0
         push.connect(self._config.capture_endpoint)
-        return push
-
-    def _open_pub(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        pub = context.socket(zmq.PUB)
-        pub.sndhwm = self._config.capture.max_queued_messages
-        pub.linger = 0
         pub.bind(self._config.events_endpoint)
-        return pub
 
     def _send(self, step: CapturedStep, push: zmq.Socket[bytes], pub: zmq.Socket[bytes], connected: bool) -> None:
         if step.message.spans:

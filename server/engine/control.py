@@ -149,7 +149,7 @@ class EngineControl:
             depth = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
         except EngineError:
             raise
-        except Exception as error:
+        except Exception as error:  # vLLM answers a utility that raised with a bare Exception
             raise _BadRequest(str(error)) from error
         return DepthRequest(depth=depth)
 

@@ -36,10 +36,6 @@ def model_digest(model: torch.nn.Module, dtype: torch.dtype, device: torch.devic
         if isinstance(module, ParallelLMHead):
             _feed(digest, name, module.quant_method.apply(module, _fixed_input(module.embedding_dim, like), bias=None))
         elif isinstance(module, LinearBase):
-            output = module(
-                _fixed_input(
-                    module.input_size_per_partition if hasattr(module, "input_size_per_partition") else module.input_size, like
-                )
-            )
+            output = module(_fixed_input(getattr(module, "input_size_per_partition", module.input_size), like))
             _feed(digest, name, output[0] if isinstance(output, tuple) else output)
     return digest.hexdigest()[:32]

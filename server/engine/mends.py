@@ -1,6 +1,6 @@
 """Mends of vLLM 0.32.0 on the CPU. Each is one function, checks what it replaces, and says when it can go.
 
-The fourth fault, the CPU random rejection sampler reading past -1 placeholder drafts, needs no mend: a constant
+One more fault, the CPU random rejection sampler reading past -1 placeholder drafts, needs no mend: a constant
 speculation schedule keeps the scheduler from padding with placeholders (SEAMS.md), and a test holds that.
 """
 

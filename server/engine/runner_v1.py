@@ -1,4 +1,7 @@
-"""Adapter for vLLM's V1 model runner (the CPU's), vllm/v1/worker/gpu_model_runner.py."""
+"""Adapter for vLLM's V1 model runner (the CPU's), vllm/v1/worker/gpu_model_runner.py.
+
+Shape letters: those of `step_view.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Adapter for vLLM's V2 model runner (CUDA's default), vllm/v1/worker/gpu/model_runner.py."""
+"""Adapter for vLLM's V2 model runner (CUDA's default), vllm/v1/worker/gpu/model_runner.py.
+
+Shape letters: those of `step_view.py`.
+"""
 
 from __future__ import annotations
 

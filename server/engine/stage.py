@@ -1,6 +1,8 @@
 """Stage: weights held in host memory, checked, before anything touches a model.
 
 Staging runs in a background thread off the compute cores. Whatever is wrong with an artifact is found here.
+
+Shape letters: U draft vocabulary.
 """
 
 from __future__ import annotations
@@ -121,6 +123,8 @@ def read_weights(directory: Path) -> StagedWeights:
         config = json.loads((directory / CONFIG_FILE).read_text())
     except (OSError, SafetensorError, ValueError) as error:
         raise ArtifactError(f"draft {directory.name}: unreadable: {error}") from error
+    if not isinstance(config, dict):
+        raise ArtifactError(f"draft {directory.name}: {CONFIG_FILE} holds no JSON object")
     return StagedWeights({name: tensor for name, tensor in tensors.items() if name not in _IGNORED_TENSORS}, config)
 
 

@@ -1,6 +1,6 @@
 """StepView: one engine step seen before sampling, the same for both of vLLM's model runners.
 
-Shapes: N requests, R rows scheduled this step, D target hidden size, A aux layers.
+Shape letters: N requests, R rows scheduled this step, D target hidden size, A aux layers.
 """
 
 from __future__ import annotations

@@ -139,6 +139,10 @@ def edit_config(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
 
 
+def empty_config(directory: Path) -> None:
+    (directory / "config.json").write_text("[]")
+
+
 def poison(array: np.ndarray) -> np.ndarray:
     return np.full_like(array, np.nan)
 
@@ -152,6 +156,7 @@ BAD_DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown tensor": (add_tensor("surplus.weight"), "unknown"),
     "carries embeddings": (add_tensor("embed_tokens.weight"), "embed_tokens"),
     "another geometry": (edit_config, "config.json differs"),
+    "config is no object": (empty_config, "no JSON object"),
     "another target": (edit_spec, "target_revision"),
 }
 

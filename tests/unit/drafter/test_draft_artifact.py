@@ -123,6 +123,13 @@ def test_import_refuses_what_does_not_fit(store, target_dir, spec, tmp_path, con
     assert store.versions() == []
 
 
+def test_import_of_a_checkpoint_whose_config_is_no_object_is_refused(store, target_dir, spec, tmp_path):
+    directory = checkpoint(tmp_path, target_dir, spec)
+    (directory / "config.json").write_text("[]")
+    with pytest.raises(ArtifactError, match="no JSON object"):
+        import_draft(store, spec, target_dir, directory)
+
+
 def test_import_of_nothing_is_refused(store, target_dir, spec, tmp_path):
     with pytest.raises(ArtifactError, match="not a directory"):
         import_draft(store, spec, target_dir, tmp_path / "absent")

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import zmq
 from sample_messages import capture_span, capture_step, engine_stats
 
 from server.config import CaptureSettings, EnginePartsConfig
 from server.engine.channel import QUEUE_FULL, SEND_FAILED, CaptureChannel, CapturedStep, describe
+from wire.errors import ConfigError
 from wire.messages import EngineStats, decode
 
 ROWS, WIDTH = 4, 256
@@ -38,6 +42,17 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "timed out"
         time.sleep(0.02)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_an_endpoint_that_is_taken_is_told_and_nothing_stays_open(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUB) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        taken = config(tmp_path).model_copy(update={"events_endpoint": f"tcp://127.0.0.1:{port}"})
+        with pytest.raises(ConfigError, match="is the port taken"):
+            CaptureChannel(taken, stats)
+    until(lambda: all(thread.name != "paceline-capture" for thread in threading.enumerate()))
+    gc.collect()
 
 
 def test_what_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
