@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
 import msgspec
@@ -101,6 +102,7 @@ def test_the_weight_transfer_base_class_is_the_one_we_extend() -> None:
         {"init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"}
     )
     assert parameters(WeightTransferEngine.__init__) == ["self", "config", "vllm_config", "device", "model"]
+    assert "self._default_model = model" in inspect.getsource(WeightTransferEngine.__init__)
     register()
     register()
     assert WEIGHT_BACKEND in WeightTransferEngineFactory._registry
@@ -158,6 +160,51 @@ def test_endpoint_plugins_are_called_as_ours_expects() -> None:
 
     assert isinstance(ControlPlugin(), EndpointPlugin)
     assert parameters(EndpointPlugin.init_state) == ["self", "engine_client", "state", "args"]
+
+
+def test_vllm_reads_the_variables_we_set() -> None:
+    from vllm import envs
+
+    ours = {"VLLM_PLUGINS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS"}
+    assert ours <= envs.environment_variables.keys()
+
+
+def test_a_connector_finds_what_ours_reads_of_its_base() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import KVConnectorBlockState
+    from vllm.v1.outputs import KVConnectorOutput
+
+    source = inspect.getsource(KVConnectorBase_V1.__init__)
+    assert "self._vllm_config = vllm_config" in source
+    assert "self._kv_cache_config = kv_cache_config" in source
+    assert parameters(KVConnectorBase_V1._get_connector_metadata) == ["self"]
+    assert hasattr(KVConnectorBase_V1, "_cache_hit_source")
+    source = inspect.getsource(KVConnectorPromMetrics.__init__)
+    assert "self._counter_cls = " in source
+    assert "self.per_engine_labelvalues = " in source
+    assert {"finished_recving", "kv_connector_worker_meta"} <= {field.name for field in dataclasses.fields(KVConnectorOutput)}
+    assert parameters(KVConnectorBlockState.get_block_ids)[:2] == ["self", "req_id"]
+    assert callable(KVCacheBlocks.get_block_ids)
+
+
+def test_the_configuration_keeps_what_the_layout_hash_is_made_of() -> None:
+    from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    needed = {
+        VllmConfig: {"model_config", "cache_config", "parallel_config", "attention_config", "speculative_config"},
+        ModelConfig: {"quantization", "dtype", "hf_config", "get_head_size", "get_num_layers", "get_total_num_kv_heads"},
+        CacheConfig: {"block_size", "cache_dtype"},
+        ParallelConfig: {"tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "world_size"},
+        SpeculativeConfig: {"draft_model_config", "method", "use_eagle_block_drop"},
+        KVTransferConfig: {"kv_load_failure_policy", "kv_role", "get_from_extra_config"},
+    }
+    for config, names in needed.items():
+        known = {field.name for field in dataclasses.fields(config)} | set(dir(config))
+        assert names <= known, config.__name__
+    assert parameters(_get_attn_isa)[:4] == ["dtype", "block_size", "head_size", "kv_cache_dtype"]
 
 
 def test_nixl_reads_its_lease_where_we_put_it() -> None:
@@ -247,6 +294,14 @@ def test_the_serve_command_is_built_as_our_entry_builds_it() -> None:
     assert parameters(ServeSubcommand.subparser_init) == ["self", "subparsers"]
     source = (VLLM / "entrypoints" / "cli" / "main.py").read_text()
     assert 'importlib.metadata.version("vllm")' in source  # when gone, the console script works on the CPU too
+
+
+def test_every_test_the_inventory_names_is_here() -> None:
+    files = {path.name: path.read_text() for path in Path(__file__).parent.glob("test_*.py")}
+    functions = set(re.findall(r"^def (test_\w+)\(", "\n".join(files.values()), re.MULTILINE))
+    named = re.findall(r"`(test_\w+(?:\.py)?)(?:\[\w+\])?`", SEAMS)
+    assert len(named) > 30
+    assert [name for name in named if name not in files and name not in functions] == []
 
 
 @pytest.mark.parametrize("path", sorted(Path(server.engine.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
