@@ -297,7 +297,7 @@ def test_the_serve_command_is_built_as_our_entry_builds_it() -> None:
 
 
 def test_every_test_the_inventory_names_is_here() -> None:
-    files = {path.name: path.read_text() for path in Path(__file__).parent.glob("test_*.py")}
+    files = {path.name: path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")}
     functions = set(re.findall(r"^def (test_\w+)\(", "\n".join(files.values()), re.MULTILINE))
     named = re.findall(r"`(test_\w+(?:\.py)?)(?:\[\w+\])?`", SEAMS)
     assert len(named) > 30
