@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import psutil
 
 from loadtest.bars.load import Load, background_load, progress, reasons
 from loadtest.bars.registry import Bench, Measured
@@ -45,6 +48,12 @@ class Kill:
     process: str
     how: How
     outage: Interval
+    dead_at_s: float
+    """When the process was gone: until then it took requests, and broke them."""
+
+    @property
+    def death(self) -> Interval:
+        return Interval(self.outage.start_s, self.dead_at_s)
 
     def shown(self) -> str:
         return f"{self.process} ({self.how}), back after {self.outage.length_s:.1f} s"
@@ -109,6 +118,7 @@ async def kill(system: System, name: str, how: How) -> Kill:
         os.killpg(pid, signal.SIGKILL)
     else:
         os.kill(pid, signal.SIGKILL)
+    dead_at_s = await _until_dead(pid)
     await _until_restarted(system, name, pid)
 
     def is_back(status: AdminStatus) -> bool:
@@ -117,7 +127,15 @@ async def kill(system: System, name: str, how: How) -> Kill:
         )
 
     await system.until(is_back, f"{name} is back after its SIGKILL", within_s=BACK_WITHIN_S)
-    return Kill(name, how, Interval(killed_at_s, time.monotonic()))
+    return Kill(name, how, Interval(killed_at_s, time.monotonic()), dead_at_s)
+
+
+async def _until_dead(pid: int) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.001)
+    return time.monotonic()
 
 
 async def _until_restarted(system: System, name: str, old_pid: int) -> None:
@@ -134,8 +152,8 @@ def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -
     A killed gateway takes its open connections with it, and none can be made until the next one listens; every other request
     counts, those the next one answers among them.
     """
-    outages = [kill.outage for kill in kills if kill.process == "gateway"]
-    cut = [result for result in load.failed if any(_is_cut(result, outage) for outage in outages)]
+    gateways = [kill for kill in kills if kill.process == "gateway"]
+    cut = [result for result in load.failed if any(_is_cut(result, kill) for kill in gateways)]
     failed = [result for result in load.failed if result not in cut]
     other = differing(load.results, reference)
     detail = {
@@ -156,8 +174,7 @@ def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str])
 
     What was in flight at a kill may end with one error in OpenAI's shape, and so may what was sent until the engine was back.
     """
-    instants = [Interval(kill.outage.start_s, kill.outage.start_s) for kill in kills]
-    on_it = [result for result in load.failed if _touches(result, instants)]
+    on_it = [result for result in load.failed if _touches(result, [kill.death for kill in kills])]
     refused = [result for result in load.failed if result not in on_it and _touches(result, [kill.outage for kill in kills])]
     allowed = [result for result in on_it + refused if result.has_one_openai_error]
     wrong = [result for result in load.failed if result not in allowed]
@@ -177,9 +194,10 @@ def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str])
     return Measured(len(wrong) + len(other), detail)
 
 
-def _is_cut(result: StreamResult, outage: Interval) -> bool:
-    """Whether a request was open when the gateway was killed, or found none to answer it."""
-    was_open = result.sent_at_s <= outage.start_s <= result.ended_at_s
+def _is_cut(result: StreamResult, kill: Kill) -> bool:
+    """Whether a request was open when the gateway died, or found none to answer it."""
+    outage = kill.outage
+    was_open = _touches(result, [kill.death])
     was_unanswered = result.status is None and outage.start_s <= result.sent_at_s and result.ended_at_s <= outage.end_s
     return was_open or was_unanswered
 

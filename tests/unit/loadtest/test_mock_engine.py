@@ -104,7 +104,7 @@ def test_its_status_and_its_stats_are_an_engines() -> None:
             socket.subscribe(TOPIC_STATS)
             socket.connect(endpoint)
             async with serving(MockEngine("engine-7", QUICK, Alphabet()), 0, endpoint):
-                return decode((await asyncio.wait_for(socket.recv_multipart(), 10))[1])
+                return decode((await asyncio.wait_for(socket.recv_multipart(), 120))[1])
 
     stats = asyncio.run(listen())
     assert isinstance(stats, EngineStats)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from run_rig import Left, Server, phase, run, scenario
+from waiting import DEADLINE_S
 
 from loadtest.client import new_session
 from loadtest.run import actions
@@ -99,7 +100,7 @@ def test_a_kill_is_a_kill(tmp_path: Path) -> None:
         system_file = tmp_path / "system.json"
         system_file.write_text(json.dumps({"processes": {"engine-0": {"pid": process.pid}}}))
         left = acted(tmp_path, AdminPort(), {"at_s": 0.1, "do": "kill", "process": "engine-0"}, system_file=system_file)
-        assert process.wait(10) == -9
+        assert process.wait(DEADLINE_S) == -9
     assert left.run.actions[0].problem is None
 
 

@@ -133,6 +133,7 @@ def test_a_swap_that_began_before_the_run_and_ended_in_it_is_told() -> None:
     assert (one.at_s, one.duration_s) == (-1.0, 3.0)
 
 
+@pytest.mark.rig
 def test_processor_time_counts_children_and_leaves_out_who_is_gone() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     code = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {burn!r}]); print('x', flush=True); time.sleep(60)"
@@ -152,6 +153,7 @@ def watched(tmp_path: Path, server: Server, *routes: web.RouteDef, **more: Any) 
     return run(scenario(lane, **more), server, tmp_path / "run", *routes)
 
 
+@pytest.mark.rig
 def test_a_run_samples_the_system_once_a_second_and_once_more_at_its_end(tmp_path: Path) -> None:
     left = watched(tmp_path, Server(metrics=OURS))
     assert len(left.samples) >= 3
@@ -161,15 +163,17 @@ def test_a_run_samples_the_system_once_a_second_and_once_more_at_its_end(tmp_pat
     assert {one.active_version for one in left.samples} == {4}
 
 
+@pytest.mark.rig
 def test_a_server_without_metrics_is_tested_all_the_same(tmp_path: Path) -> None:
     left = watched(tmp_path, Server())
     assert left.samples == []
     assert left.run.is_valid
 
 
+@pytest.mark.rig
 def test_a_systems_status_gives_its_swaps_once(tmp_path: Path) -> None:
 
-    history = [swap(time.time() + 0.5, 6)]
+    history = [swap(time.time() + 3600.0, 6)]
 
     async def answer(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer operator"
@@ -180,6 +184,7 @@ def test_a_systems_status_gives_its_swaps_once(tmp_path: Path) -> None:
     assert [(one.version, one.outcome) for one in told] == [(6, "committed")]
 
 
+@pytest.mark.rig
 def test_the_processes_of_a_local_system_are_watched(tmp_path: Path) -> None:
     system_file = tmp_path / "system.json"
     system_file.write_text(json.dumps({"processes": {"gateway": {"pid": os.getpid()}, "learner": {"pid": None}}}))

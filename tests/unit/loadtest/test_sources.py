@@ -47,6 +47,7 @@ def test_a_package_has_prompts_that_can_be_sent_in_both_parts(name: str) -> None
     assert not set(map(by_opening, source.train)) & set(map(by_opening, source.heldout))
 
 
+@pytest.mark.rig
 def test_loading_imports_nothing_heavy() -> None:
     code = "import sys, loadtest.sources as s; [s.load(name) for name in s.PACKAGES]; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

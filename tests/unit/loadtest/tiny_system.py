@@ -46,8 +46,9 @@ class TinySystem:
         self.token_delay_s = 0.01
         """Of every eighth request; the others are up to twice as slow, so that streams do not run in step."""
         self.num_requests = 0
-        self.downtime_s = 0.05
-        """Between the notice that a process has ended and its new start."""
+        self.awaits_refusal = False
+        """A process that has ended is started anew only once a request was refused without it."""
+        self.num_refused = 0
         self.is_resuming = True
         """Requests outlive their engine. Else those in flight end with `stream_end` and new ones are refused."""
         self.stream_end: list[dict[str, Any] | str] = [{"error": ERROR}]
@@ -90,7 +91,10 @@ class TinySystem:
             for name in self.names:
                 if not self.is_up(name):
                     self.write()
-                    await asyncio.sleep(self.downtime_s)
+                    num_refused = self.num_refused
+                    await asyncio.sleep(0.05)
+                    while self.awaits_refusal and self.num_refused == num_refused:
+                        await asyncio.sleep(0.01)
                     self.start(name)
 
     def write(self) -> None:
@@ -124,6 +128,7 @@ class TinySystem:
             request.transport.abort()
             return web.Response()
         if not self.is_resuming and not self.are_decoders_up():
+            self.num_refused += 1
             return web.json_response(self.refusal, status=503)
         starts = dict(self.num_starts)
         try:
