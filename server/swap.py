@@ -109,13 +109,17 @@ class SwapCoordinator:
     async def align(self, engine: Engine) -> None:
         """Bring an engine that was just checked to the active version and let it serve.
 
-        Where it cannot be brought there it serves all the same: the draft changes speed, never output.
+        Where it cannot be brought there it serves all the same: the draft changes speed, never output. Raises EngineError where
+        it does not answer, or is not the one that was checked any more.
         """
         if not self.is_busy and engine.draft_version == self.drafts.active:
             engine.mark_ready()
             return
         async with self._lock:
-            engine.adopt(await engine.client.status())
+            status = await engine.client.status()
+            if not engine.is_same(status):
+                raise EngineError(f"engine {engine.id} has restarted since it was checked, or changed its target")
+            engine.adopt(status)
             engine.mark_ready(await self._bring_to_active(engine))
 
     async def _roll_back_canary(self, reason: str) -> None:
