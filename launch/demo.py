@@ -26,6 +26,8 @@ _LONGEST_S = 20 * 60.0
 
 def demo(config: SystemConfig, arguments: list[str], *, minutes: float | None, concurrency: int) -> int:
     """Run the demo; returns 0. Raises PacelineError. An interrupt while the view is shown ends only the demo."""
+    if concurrency < 1:
+        raise LaunchError(f"--concurrency {concurrency} would send nothing; give 1 or more")
     target_dir = models.ensure(config.target.path, lambda what, _share: print(f"target: {what}", flush=True))
     run_dir = RunDir(config.state.directory)
     if run_dir.is_locked():

@@ -33,6 +33,11 @@ def test_a_bad_setting_is_one_clear_message_and_exit_2(capsys: pytest.CaptureFix
     assert captured.err.startswith("paceline: --set draft.depth=3 is not a valid SystemConfig:\n  draft.depth: ")
 
 
+def test_a_demo_that_would_send_nothing_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--concurrency", "0"]) == 2
+    assert "give 1 or more" in capsys.readouterr().err
+
+
 def test_plan_prints_json_without_secrets(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_OPERATOR_TOKEN", "very-secret-token")
     assert main(["plan", "--json"]) == 0
