@@ -9,10 +9,8 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from drafter.artifact import load_draft
 from drafter.batch import NoAnchor
@@ -22,13 +20,13 @@ from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
-from learner.checkpoint import Progress, load_checkpoint, not_finite, save_checkpoint
 from learner.config import LearnerConfig
 from learner.evaluate import Evaluator
 from learner.history import History
 from learner.publisher import Publisher
 from learner.rate import Rate
 from learner.receiver import CaptureReceiver
+from learner.recovery import Recovery
 from learner.replay import Replay
 from learner.reporter import Reporter
 from learner.request import CapturedRequest
@@ -44,9 +42,6 @@ log = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 5.0
 _GATES_SKIPPED_AFTER_ROLL_BACK = 3
-_COUNTS = "counts_V"
-_CLEAN_STEPS_BEFORE_FASTER = 200
-_MIN_RATE_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,7 @@ class LearningSession:
         self._target_head_VD = target.head_VD
         self._control_ids = control_token_ids(config.target_dir)
         self._known_active = version
-        self._num_restores = 0
         self._num_dropped_requests = 0
-        self._num_clean_steps = 0
-        """Since the last restore, or the last time the rate grew again."""
         self._state = "waiting"
         self._rate = Rate(window_s=10.0)
         self.history = History(self._directory)
@@ -108,8 +100,11 @@ class LearningSession:
             settings=settings.gate,
             keep_versions=settings.keep_versions,
         )
-        self._resume()
-        self._good_state = self.trainer.tensors()
+        for request in self.archive.read_all():
+            self._remember(request, on_disk=False)
+        self._recovery = Recovery(self._directory, self._spec, self.trainer, self.replay, self.publisher, self.history)
+        if self._recovery.resume():
+            self.origin = f"its checkpoint at step {self.trainer.num_steps}"
         self._buffer = self._measure_buffer()
         now_s = time.monotonic()
         self._gate_at_s = now_s + settings.gate.every_s
@@ -157,15 +152,15 @@ class LearningSession:
         except NoAnchor:
             return True
         except Diverged as error:
-            self._restore(str(error), rate_factor=0.5)
+            self._recovery.restore(str(error), rate_factor=0.5)
             self._drop(batch, str(error))
             return True
         except (IndexError, RuntimeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
-            self._restore(reason, rate_factor=1.0)
+            self._recovery.restore(reason, rate_factor=1.0)
             self._drop(batch, reason)
             return True
-        self._recover_rate()
+        self._recovery.note_clean_step()
         self._rate.add(result.num_tokens)
         if time.monotonic() >= self._log_at_s:
             self._log_at_s = time.monotonic() + _LOG_EVERY_S
@@ -221,27 +216,7 @@ class LearningSession:
     def checkpoint(self) -> None:
         """Keep the present state in memory and on disk; a full disk is told, not raised."""
         self._checkpoint_at_s = time.monotonic() + self._settings.checkpoint_every_s
-        state = self.trainer.tensors()
-        broken = not_finite(state)
-        if broken:
-            self._restore(f"{broken[0]} is not finite", rate_factor=0.5)
-        else:
-            self._good_state = state
-        progress = Progress(
-            spec=self._spec,
-            num_steps=self.trainer.num_steps,
-            num_tokens_seen=self.trainer.num_tokens_seen,
-            num_tokens_distinct=self.replay.num_tokens_distinct,
-            num_published=self.publisher.num_published,
-            num_restores=self._num_restores,
-            num_gate_decisions=dict(self.publisher.decisions),
-            visits=self.replay.visits(),
-        )
-        try:
-            save_checkpoint(self._checkpoint_path, self._good_state | {_COUNTS: self.replay.counts_V}, progress)
-        except OSError as error:
-            log.warning("no checkpoint, training goes on: %s", error)
-            self.history.write("checkpoint_error", reason=str(error))
+        self._recovery.save()
 
     def report(self) -> LearnerReport:
         """Called on the reporter's thread; reads only, and no container the loop changes."""
@@ -260,7 +235,7 @@ class LearningSession:
             capture_lag_s=self.receiver.lag_s,
             num_received_rows=self.receiver.num_received_rows,
             num_refused_messages=self.receiver.num_refused,
-            num_restores=self._num_restores,
+            num_restores=self._recovery.num_restores,
             num_timed_out_requests=self.assembler.num_timed_out,
             num_evicted_requests=self.assembler.num_evicted,
             num_late_spans=self.assembler.num_late_spans,
@@ -279,10 +254,6 @@ class LearningSession:
         self.receiver.close()
         self.checkpoint()
 
-    @property
-    def _checkpoint_path(self) -> Path:
-        return self._directory / "checkpoint.safetensors"
-
     def _measure_buffer(self) -> Buffer:
         return Buffer(self.replay.num_requests, self.replay.num_tokens, self.replay.oldest_s)
 
@@ -295,40 +266,6 @@ class LearningSession:
             self.archive.write(request)
         for key in gone:
             self.archive.remove(key)
-
-    def _resume(self) -> None:
-        for request in self.archive.read_all():
-            self._remember(request, on_disk=False)
-        loaded = load_checkpoint(self._checkpoint_path, self._spec)
-        if loaded is None:
-            return
-        tensors, progress = loaded
-        untouched = self.trainer.tensors()
-        try:
-            counts_V = _fitting_counts(tensors.pop(_COUNTS), self._spec.vocab_size)
-            self.trainer.load(tensors)
-        except (KeyError, ValueError, RuntimeError) as error:
-            log.warning("the checkpoint does not fit this draft, starting anew: %s", error)
-            self.trainer.load(untouched)
-            return
-        self.replay.counts_V.copy_(counts_V)
-        self.replay.num_tokens_distinct = progress.num_tokens_distinct
-        self.replay.restore_visits(progress.visits)
-        self.trainer.num_steps, self.trainer.num_tokens_seen = progress.num_steps, progress.num_tokens_seen
-        self.publisher.num_published = progress.num_published
-        self.publisher.decisions.update(progress.num_gate_decisions)
-        self._num_restores = progress.num_restores
-        self.origin = f"its checkpoint at step {progress.num_steps}"
-
-    def _restore(self, reason: str, *, rate_factor: float) -> None:
-        """Back to the last good state, for a step that failed may have changed half of the weights; the rate times `rate_factor`."""
-        scale = max(self.trainer.optimiser.rate_scale * rate_factor, _MIN_RATE_SCALE)
-        self.trainer.load(self._good_state)
-        self.trainer.optimiser.rate_scale = scale
-        self._num_restores += 1
-        self._num_clean_steps = 0
-        log.warning("a training step failed (%s); restored the last checkpoint, rate scale is now %g", reason, scale)
-        self.history.write("restore", reason=reason, rate_scale=scale)
 
     def _drop(self, batch: Sequence[CapturedRequest], reason: str) -> None:
         """Forget requests that made a step or a judgement fail: used again they would make the next one fail too."""
@@ -343,15 +280,6 @@ class LearningSession:
         self._num_dropped_requests += len(keys)
         log.warning("dropped %d requests: %s", len(keys), reason)
         self.history.write("dropped", num_requests=len(keys), reason=reason)
-
-    def _recover_rate(self) -> None:
-        """Count a clean step; enough of them give back half of what a restore took."""
-        optimiser = self.trainer.optimiser
-        self._num_clean_steps += 1
-        if optimiser.rate_scale < 1.0 and self._num_clean_steps >= _CLEAN_STEPS_BEFORE_FASTER:
-            optimiser.rate_scale = min(optimiser.rate_scale * 2, 1.0)
-            self._num_clean_steps = 0
-            log.info("training is steady again, rate scale is now %g", optimiser.rate_scale)
 
     def _refresh_vocabulary(self) -> None:
         """Choose the map anew where the traffic asks for other tokens. The core does not depend on it."""
@@ -372,9 +300,3 @@ class LearningSession:
             loss=self.trainer.mean_loss or 0.0,
             seed=self._settings.train.seed,
         )
-
-
-def _fitting_counts(counts_V: Tensor, vocab_size: int) -> Tensor:
-    if tuple(counts_V.shape) != (vocab_size,) or bool((counts_V < 0).any()):
-        raise ValueError(f"{_COUNTS} of shape {tuple(counts_V.shape)} are no token counts of a vocabulary of {vocab_size}")
-    return counts_V

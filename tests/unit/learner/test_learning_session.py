@@ -213,7 +213,7 @@ def test_store_of_the_session_is_the_one_on_disk(config, state_dir):
 
 
 def test_a_halved_rate_recovers_after_clean_steps(config, make_request, monkeypatch):
-    monkeypatch.setattr("learner.session._CLEAN_STEPS_BEFORE_FASTER", 2)
+    monkeypatch.setattr("learner.recovery._CLEAN_STEPS_BEFORE_FASTER", 2)
     session = LearningSession(config(), 0)
     session._remember(make_request("k", prompt_key="q1"), on_disk=False)
     session.trainer.optimiser.rate_scale = 0.25
