@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,18 @@ from wire.errors import PacelineError
 
 if TYPE_CHECKING:
     from launch.config import SystemConfig
+
+_DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EIO,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+"""The disk is full, read-only, forbidden or broken, or something else is in the place of a file or directory of ours."""
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -32,6 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output is gone (`paceline plan | head`); nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        print(
+            f"paceline: {error}; make room or make it writable, or choose another place with --set state.dir=DIR or PACELINE_HOME",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def build_parser() -> argparse.ArgumentParser:

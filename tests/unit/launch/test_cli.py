@@ -33,6 +33,17 @@ def test_a_bad_setting_is_one_clear_message_and_exit_2(capsys: pytest.CaptureFix
     assert captured.err.startswith("paceline: --set draft.depth=3 is not a valid SystemConfig:\n  draft.depth: ")
 
 
+@pytest.mark.parametrize("arguments", [["up"], ["up", "--detach"]])
+def test_a_state_directory_that_cannot_be_written_is_one_clear_message(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "in-the-way").write_text("")
+    command = [sys.executable, "-m", "launch.cli", *arguments, "--set", f"state.dir={tmp_path}/in-the-way"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path}/in-the-way" in line
+    assert "state.dir" in line
+
+
 def test_a_demo_that_would_send_nothing_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--concurrency", "0"]) == 2
     assert "give 1 or more" in capsys.readouterr().err
