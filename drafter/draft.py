@@ -28,6 +28,8 @@ _ALIASES = (("model.", ""), ("layers.0.", "midlayer."))
 
 @dataclass(frozen=True)
 class Draft:
+    """All that is published of a draft, in memory."""
+
     core: DraftCore
     head: Head
 

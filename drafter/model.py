@@ -45,6 +45,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """The gated feed-forward of Llama: down(silu(gate(x)) * up(x))."""
+
     def __init__(self, geometry: DraftGeometry) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(geometry.hidden_size, geometry.intermediate_size, bias=False)
@@ -57,6 +59,8 @@ class Mlp(nn.Module):
 
 
 class MidLayer(nn.Module):
+    """The weights of the one decoder layer; `DraftCore` says how they are used."""
+
     def __init__(self, geometry: DraftGeometry) -> None:
         super().__init__()
         size, eps = geometry.hidden_size, geometry.rms_norm_eps

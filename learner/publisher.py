@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
+    """Owns the gate's evidence of drafts and the way to the gateway; learning owns the candidate."""
+
     def __init__(
         self,
         store: DraftStore,

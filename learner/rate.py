@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 
 class Rate:
+    """Of the latest 10 000 amounts at most."""
+
     def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
@@ -17,5 +19,6 @@ class Rate:
         self._amounts.append((self._clock(), amount))
 
     def per_s(self) -> float:
+        """What was added within the window, over its whole length."""
         since_s = self._clock() - self._window_s
         return sum(amount for at_s, amount in list(self._amounts) if at_s >= since_s) / self._window_s

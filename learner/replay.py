@@ -43,6 +43,7 @@ class TokenWindow:
         return iter(self._requests.values())
 
     def add(self, request: CapturedRequest) -> list[CapturedRequest]:
+        """Takes a request whose key is new here; the newest one stays, however large it is."""
         self._requests[request.key] = request
         self._count(request, 1)
         fallen = []
@@ -177,6 +178,7 @@ class Replay:
         return min((request.captured_at_s for request in self.trainable()), default=0.0)
 
     def trainable(self) -> Iterator[CapturedRequest]:
+        """All but the evidence of the gate."""
         yield from self.recent
         yield from self.reservoir
 
@@ -224,6 +226,7 @@ class Replay:
         self._forget_plans(keys)
 
     def visits(self) -> dict[str, int]:
+        """Passes over each request, by key."""
         return dict(self._visits)
 
     def restore_visits(self, visits: dict[str, int]) -> None:

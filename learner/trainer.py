@@ -45,6 +45,8 @@ class StepResult:
 
 
 class Trainer:
+    """Trains `draft`'s core in place, in float32; matrix products are in `dtype`."""
+
     def __init__(self, draft: Draft, target: TargetParts, settings: TrainSettings) -> None:
         self.core = draft.core
         self.settings = settings

@@ -124,6 +124,7 @@ _decoder = msgpack.Decoder(Event)
 
 
 def encode(message: Event) -> bytes:
+    """One message as msgpack."""
     return _encoder.encode(message)
 
 

@@ -53,21 +53,27 @@ class DraftStore:
         return sorted(version for version in self._named() if (self.directory(version) / MANIFEST_FILE).is_file())
 
     def manifest(self, version: int) -> DraftManifest:
+        """What a version says it is, its files not verified; raises ArtifactError."""
         return read_manifest(self.directory(version))
 
     def verify(self, version: int) -> DraftManifest:
+        """The manifest of a version whose every file is whole; raises ArtifactError."""
         return verify_artifact(self.directory(version))
 
     def active(self) -> int | None:
+        """The version engines start from; None without one."""
         return self._read_pointer("active")
 
     def floor(self) -> int | None:
+        """The version to fall back to; None without one."""
         return self._read_pointer("floor")
 
     def set_active(self, version: int) -> None:
+        """Raises ArtifactError for a version that does not exist, OSError where the disk refuses."""
         self._write_pointer("active", version)
 
     def set_floor(self, version: int) -> None:
+        """Raises as `set_active` does."""
         self._write_pointer("floor", version)
 
     def publish(self, fill: Callable[[Path, int], None]) -> int:
@@ -93,7 +99,10 @@ class DraftStore:
         return version
 
     def prune(self, keep: int) -> list[int]:
-        """Remove all but the newest `keep` versions, never the active one, its parent or the floor; returns what went."""
+        """Remove all but the newest `keep` versions, never the active one, its parent or the floor; returns what went.
+
+        Raises ArtifactError where the active one cannot be read: its parent is not known then.
+        """
         with self._writing():
             return self._prune(keep)
 

@@ -41,6 +41,8 @@ class PendingSpan(NamedTuple):
 
 
 class PendingStep(NamedTuple):
+    """The step in flight, as known before the verdict."""
+
     spans: list[PendingSpan]
     rows: HostRows | None
     """First positions of all requests [N], then token ids [R], aux [R, A * D] and hidden [R, D] of the captured spans."""
@@ -83,6 +85,7 @@ class Capture:
         return str(self._adapter.NAME)
 
     def set_rate(self, rate: float) -> None:
+        """Share of requests to capture, 0 to 1; it stays 0 where capture is off."""
         self.rate = rate if self._config.capture.enabled else 0.0
 
     def close(self) -> None:

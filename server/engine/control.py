@@ -139,12 +139,14 @@ class EngineControl:
         )
 
     async def set_capture(self, request: CaptureRequest) -> CaptureRequest:
+        """The rate now in force, which is 0 where capture is off; raises _BadRequest outside 0..1."""
         if not 0.0 <= request.rate <= 1.0:
             raise _BadRequest(f"rate must lie in 0..1, got {request.rate}")
         answers = await self._rpc("paceline_set_capture", request.rate)
         return CaptureRequest(rate=answers[0]["rate"])
 
     async def set_depth(self, request: DepthRequest) -> DepthRequest:
+        """The K now in force; raises _BadRequest where the engine core refuses it."""
         try:
             depth = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
         except EngineError:

@@ -20,6 +20,7 @@ class HostRows:
         self._tensors = tensors
 
     def get(self) -> tuple[torch.Tensor, ...]:
+        """The tensors on the host, once their copies have arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors

@@ -22,6 +22,7 @@ class StoreCounts:
         self._counts: Counter[str] = Counter()
 
     def add(self, event: str, count: int = 1, *, num_bytes: int = 0) -> None:
+        """`num_bytes` are those of all `count` blocks."""
         if count == 0:
             return
         with self._lock:
@@ -30,6 +31,7 @@ class StoreCounts:
                 self._counts[f"{event}_bytes"] += num_bytes
 
     def take(self) -> dict[str, int]:
+        """Blocks by event, and bytes by event with `_bytes` after it."""
         with self._lock:
             taken, self._counts = dict(self._counts), Counter()
         return taken

@@ -61,6 +61,7 @@ class StoreWorker:
         self._reader = KvReader(self._directory, {name: cache[0] for name, cache in caches.items()}, self.counts)
 
     def begin_step(self, orders: StepOrders) -> None:
+        """Carry out the scheduler's orders, copies first: the step may write the blocks they are made of."""
         version = self._target_version()
         for save in orders.saves:
             self._save(save, version)
@@ -93,6 +94,7 @@ class StoreWorker:
         return received
 
     def take_failed(self) -> set[int]:
+        """Ids of cache blocks that were promised and could not be filled; vLLM computes them."""
         failed, self._failed_block_ids = self._failed_block_ids, set()
         return failed
 

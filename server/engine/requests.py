@@ -18,6 +18,8 @@ _HASH_RANGE = 2**32
 
 
 class RequestInfo(NamedTuple):
+    """One live request, as its first step told of it."""
+
     request_id: str
     """The engine's own: distinct also where clients repeat theirs."""
     base_id: str

@@ -1,7 +1,4 @@
-"""Adapter for vLLM's V1 model runner (the CPU's), vllm/v1/worker/gpu_model_runner.py.
-
-Shape letters: those of `step_view.py`.
-"""
+"""Adapter for vLLM's V1 model runner (the CPU's), vllm/v1/worker/gpu_model_runner.py."""
 
 from __future__ import annotations
 

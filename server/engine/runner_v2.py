@@ -1,7 +1,4 @@
-"""Adapter for vLLM's V2 model runner (CUDA's default), vllm/v1/worker/gpu/model_runner.py.
-
-Shape letters: those of `step_view.py`.
-"""
+"""Adapter for vLLM's V2 model runner (CUDA's default), vllm/v1/worker/gpu/model_runner.py."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ _IGNORED_TENSORS = frozenset({"t2d"})
 
 
 class StagedWeights(NamedTuple):
+    """Tensors by checkpoint name, and the parsed config.json they belong to."""
+
     tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
 

@@ -37,6 +37,7 @@ class PacelineWorker(_Base):
     """Loads the parts right after the models, before the first step."""
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Raises ConfigError where this engine could not work with Paceline."""
         require_pinned_vllm()
         config = parts_config()
         self._mends = self._mend()
@@ -111,6 +112,7 @@ class PacelineWorker(_Base):
         return {"rate": self._capture.rate}
 
     def paceline_digest(self) -> Answer:
+        """Functional digests of this rank's share of both models."""
         dtype, device = self.model_config.dtype, self.device
         return {
             "target": model_digest(self.get_model(), dtype, device),
