@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-START_S = 60.0
+START_S = 240.0
 """For the browser's first start on a busy machine."""
 
 

@@ -98,6 +98,8 @@ class FakeEngine(EngineStandIn):
         """Where set, the core hangs until it is set, while the health route goes on answering."""
         self.num_aborted = 0
         self.metrics_text = VLLM_METRICS
+        self.num_scrapes = 0
+        """Times its metrics were read."""
         self._runner: web.AppRunner | None = None
         self._port = 0
         self._context = zmq.asyncio.Context()
@@ -162,6 +164,7 @@ class FakeEngine(EngineStandIn):
         return await super().on_health(request)
 
     async def on_metrics(self, request: web.Request) -> web.Response:
+        self.num_scrapes += 1
         return web.Response(text=self.metrics_text)
 
     async def on_models(self, request: web.Request) -> web.Response:

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from fake_engine import TOKEN, FakeEngine
 from samples import SPEC, fill
+from waiting import DEADLINE_S
 
 from server.config import (
     AdmissionSettings,
@@ -131,7 +132,7 @@ class GatewayRig:
         await eventually(arrived)
 
 
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = DEADLINE_S) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -174,7 +175,9 @@ async def running(
     for engine in engines:
         await engine.start()
     config = GatewayConfig(
-        gateway=GatewaySettings(port=0, admin_port=0, health_interval_s=0.02, shutdown_grace_s=1, **(settings or {})),
+        gateway=GatewaySettings(
+            port=0, admin_port=0, **({"health_interval_s": 0.02, "shutdown_grace_s": 1} | (settings or {}))
+        ),
         admission=admission or AdmissionSettings(),
         canary=canary or CanarySettings(check_every_s=0.01),
         routing=routing or RoutingSettings(),
@@ -206,7 +209,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     """Run one scenario; no test waits longer than this."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(2 * DEADLINE_S):
             await scenario
 
     asyncio.run(bounded())

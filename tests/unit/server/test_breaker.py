@@ -123,6 +123,7 @@ def test_engine_that_answers_probes_but_drops_requests_is_left_alone(tmp_path: P
         async with running(tmp_path, num_engines=2) as rig:
             bad, good = rig.engines
             view = rig.gateway.fleet.engines[0]
+            view.breaker = Breaker(_Clock())
             bad.drop_connections = True
             while view.breaker.allows:
                 assert (await rig.complete()).status == 200
@@ -144,6 +145,7 @@ def test_new_process_starts_with_a_clean_record(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
             view = rig.gateway.fleet.engines[0]
+            view.breaker = Breaker(_Clock())  # time alone never opens it
             for _ in range(MAX_FAILURES):
                 view.breaker.fail()
             refused = await rig.complete()
@@ -151,7 +153,7 @@ def test_new_process_starts_with_a_clean_record(tmp_path: Path) -> None:
             await rig.engine.stop()
             await eventually(lambda: not view.ready)
             await rig.engine.restart(draft_version=0)
-            await eventually(lambda: view.takes_requests, timeout_s=0.9)
+            await eventually(lambda: view.takes_requests)
             assert (await rig.complete()).status == 200
 
     run(scenario())

@@ -95,7 +95,7 @@ def test_a_large_body_behind_a_small_head_is_none_of_the_heads_business(tmp_path
 def test_a_request_that_does_not_come_frees_its_connection(
     tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.7)
 
     async def scenario() -> None:
         async with running(tmp_path) as rig:
@@ -112,7 +112,7 @@ def test_a_request_that_does_not_come_frees_its_connection(
 
 
 def test_requests_one_after_another_outlive_the_time_for_a_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.7)
 
     async def scenario() -> None:
         async with running(tmp_path) as rig:
@@ -120,7 +120,7 @@ def test_requests_one_after_another_outlive_the_time_for_a_head(tmp_path: Path, 
             for _ in range(3):
                 writer.write(GET_HEALTH)
                 assert (await answer(reader))[0] == 200
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.9)
 
     run(scenario())
 

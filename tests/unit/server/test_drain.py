@@ -102,9 +102,8 @@ def test_engines_restarted_one_by_one_under_load_fail_no_request(tmp_path: Path)
             for index, engine in enumerate(rig.engines):
                 fleet_engine = rig.gateway.fleet.engines[index]
                 epoch = fleet_engine.epoch
-                async with asyncio.timeout(5):
-                    while not (await _drain(rig, engine.id))["is_drained"]:
-                        await asyncio.sleep(0.01)
+                while not (await _drain(rig, engine.id))["is_drained"]:
+                    await asyncio.sleep(0.01)
                 await engine.stop()
                 await eventually(lambda: not fleet_engine.ready)  # noqa: B023
                 await engine.restart(draft_version=0)

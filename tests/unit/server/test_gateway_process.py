@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from waiting import DEADLINE_S
 
 from server.config import GatewayConfig
 from server.gateway import bind
@@ -72,17 +73,17 @@ def test_process_serves_and_ends_on_sigterm_without_heavy_imports(tmp_path: Path
     process = subprocess.Popen([sys.executable, "-c", program, str(path)], env=os.environ | tokens, stderr=subprocess.PIPE)
     try:
         url = f"http://127.0.0.1:{config['gateway']['port']}/health"  # type: ignore[index]
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + DEADLINE_S
         while True:
             try:
-                assert urllib.request.urlopen(url, timeout=2).status == 200
+                assert urllib.request.urlopen(url, timeout=20).status == 200
                 break
             except OSError:
                 assert process.poll() is None
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0, process.stderr.read() if process.stderr else ""
+        assert process.wait(timeout=DEADLINE_S) == 0, process.stderr.read() if process.stderr else ""
     finally:
         if process.poll() is None:
             process.kill()

@@ -12,7 +12,7 @@ def test_jobs_are_done_in_order_and_all_of_them_before_the_end() -> None:
     done: list[int] = []
 
     def do(job: int) -> None:
-        may_go_on.wait(10)
+        may_go_on.wait(60)
         done.append(job)
 
     thread = JobThread("jobs", do, lambda _job: None)

@@ -16,7 +16,7 @@ from live_scene import HOSTILE, stage_scene
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 """The browser alone takes seconds to start where other things run."""
 CONTRAST = """
 (() => {
@@ -169,7 +169,7 @@ def test_an_operator_swaps_and_is_told_why_not(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, prepare=_two_drafts) as (rig, page):
             await confirm(page, "[data-action='activate'][data-version='1']")
-            await eventually(lambda: rig.gateway.drafts.active == 1, timeout_s=30)
+            await eventually(lambda: rig.gateway.drafts.active == 1)
             assert [engine.draft_version for engine in rig.engines] == [1, 1]
             await page.until("!document.getElementById('confirm').open")
             await page.until("document.querySelector('#drafts tr.current b')?.textContent === 'v1'")
@@ -190,7 +190,7 @@ def test_an_operator_swaps_and_is_told_why_not(tmp_path: Path) -> None:
 
             await page.until("document.querySelector('[data-action=roll-back]').textContent === 'Roll back to v1'")
             await confirm(page, "[data-action='roll-back']")
-            await eventually(lambda: rig.gateway.drafts.active == 1, timeout_s=30)
+            await eventually(lambda: rig.gateway.drafts.active == 1)
 
             # The floor never passed the gate, so it takes force.
             await page.until("document.querySelector('#drafts tr.current b')?.textContent === 'v1'")
@@ -198,7 +198,7 @@ def test_an_operator_swaps_and_is_told_why_not(tmp_path: Path) -> None:
             await page.until("document.getElementById('confirm-problem').textContent.includes('never passed the gate')")
             await page.click("#force")
             await page.click("#confirm-go")
-            await eventually(lambda: rig.gateway.drafts.active == 0, timeout_s=30)
+            await eventually(lambda: rig.gateway.drafts.active == 0)
 
     run(scenario())
 
@@ -207,22 +207,22 @@ def test_an_operator_pauses_drains_and_sets_capture(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, prepare=_two_drafts) as (rig, page):
             await page.click("[data-action='pause-learner']")
-            await eventually(lambda: rig.gateway.learner.is_paused, timeout_s=30)
+            await eventually(lambda: rig.gateway.learner.is_paused)
             await page.until("document.querySelector('[data-action=resume-learner]')")
             await page.click("[data-action='resume-learner']")
-            await eventually(lambda: not rig.gateway.learner.is_paused, timeout_s=30)
+            await eventually(lambda: not rig.gateway.learner.is_paused)
 
             await confirm(page, "[data-action='drain'][data-engine='engine-1']")
             await page.until("document.querySelector('[data-action=undrain][data-engine=engine-1]')")
             assert [engine.is_draining for engine in rig.gateway.fleet.engines] == [False, True]
             assert "draining" in await page.text("#engines")
             await page.click("[data-action='undrain']")
-            await eventually(lambda: not any(engine.is_draining for engine in rig.gateway.fleet.engines), timeout_s=30)
+            await eventually(lambda: not any(engine.is_draining for engine in rig.gateway.fleet.engines))
 
             await page.ask("document.getElementById('capture').value = 25")
             await page.ask("document.getElementById('capture').dispatchEvent(new Event('input'))")
             await page.click("#capture-form button")
-            await eventually(lambda: [engine.capture_rate for engine in rig.engines] == [0.25, 0.25], timeout_s=30)
+            await eventually(lambda: [engine.capture_rate for engine in rig.engines] == [0.25, 0.25])
 
             await rig.engines[0].stop()
             await page.until("document.querySelector('#engines .pill.bad')")
@@ -244,7 +244,9 @@ def test_it_can_be_used_with_the_keyboard_alone(tmp_path: Path) -> None:
             assert "all" in reading
             assert "draft v2" in reading
             await page.ask("document.querySelector('[data-action=activate][data-version=\"1\"]').focus()")
-            await asyncio.sleep(2.5)  # A refresh goes by and must leave the focus where it is.
+            # Two refreshes go by and must leave the focus where it is.
+            until = sum("/admin/status" in url for url in page.requested) + 3
+            await eventually(lambda: sum("/admin/status" in url for url in page.requested) >= until)
             assert await page.ask("document.activeElement.dataset.version") == "1"
             await page.press("Enter")
             await page.until("document.getElementById('confirm').open")

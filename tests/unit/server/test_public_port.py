@@ -427,12 +427,22 @@ def test_requests_go_where_fewest_are_in_flight(tmp_path: Path) -> None:
 
 def test_running_streams_end_before_a_graceful_shutdown(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as rig:
+        async with running(tmp_path, settings={"shutdown_grace_s": 60}) as rig:
             rig.engine.chunk_gate = gate = asyncio.Event()
             url = f"{rig.public_url}/v1/completions"
             response = await rig.session.post(url, json={"prompt": "p", "stream": True})
             rig.stop.set()
-            await asyncio.sleep(0.15)
+            address = urlsplit(rig.public_url)
+
+            async def is_closed() -> bool:
+                try:
+                    _, writer = await asyncio.open_connection(address.hostname, address.port)
+                except ConnectionError:
+                    return True
+                writer.close()
+                return False
+
+            await eventually(is_closed)
             gate.set()
             assert await response.read() == b"".join(rig.engine.chunks)
 

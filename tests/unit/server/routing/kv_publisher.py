@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from waiting import DEADLINE_S
 
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -57,7 +58,7 @@ class KvPublisher:
 
     def _bind(self) -> None:
         """Take the address; a predecessor's socket leaves it a moment after it is closed."""
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + DEADLINE_S
         while True:
             try:
                 self._router.bind(self.replay_address)
@@ -70,7 +71,7 @@ class KvPublisher:
 
     async def subscribed(self) -> None:
         """Wait for the gateway; before that, what is sent live is dropped."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             assert await self._pub.recv() == b"\x01kv@"
 
     async def publish(self, *events: Any, live: bool = True, keep: bool = True) -> None:
