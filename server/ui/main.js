@@ -44,10 +44,11 @@ async function refresh() {
   isReading = true;
   clearTimeout(timer);
   try {
-    await readAll();
-    state.lastOk = Date.now();
-    state.why = "";
-    draw();
+    if (await readAll()) {
+      state.lastOk = Date.now();
+      state.why = "";
+      draw();
+    }
   } catch (error) {
     if (error.status === 401) {
       signOut("The token is not accepted.");
@@ -61,20 +62,25 @@ async function refresh() {
   if (!document.hidden) timer = setTimeout(refresh, EVERY_MS);
 }
 
+// Returns false where what was read belongs to nobody any more: its reader has signed out meanwhile.
 async function readAll() {
+  const { past } = state;
   const isSlow = rounds % SLOW_EVERY === 0;
   const [status, history, routing, drafts, usage] = await Promise.all([
     read("/admin/status"),
-    read(`/admin/history?after=${state.past.lastNumber}`),
+    read(`/admin/history?after=${past.lastNumber}`),
     read("/admin/routing"),
     isSlow ? read("/admin/drafts") : state.drafts,
     isSlow ? read("/admin/state/usage").catch(() => state.usage) : state.usage,
   ]);
-  if (!state.past.take(history)) state.past.take(await read("/admin/history?after=0"));
+  if (!past.take(history)) past.take(await read("/admin/history?after=0"));
   const isNew = status.active_version !== state.status?.active_version || status.swaps.length !== state.status?.swaps.length;
   const published = status.learner.report?.num_published !== state.status?.learner.report?.num_published;
-  Object.assign(state, { status, routing, usage, drafts: !isSlow && (isNew || published) ? await read("/admin/drafts") : drafts });
+  const newest = !isSlow && (isNew || published) ? await read("/admin/drafts") : drafts;
+  if (past !== state.past) return false;
+  Object.assign(state, { status, routing, usage, drafts: newest });
   rounds += 1;
+  return true;
 }
 
 function freshness() {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from gateway_rig import GatewayRig, Reply, run, running
 from server import disk
 from server.config import KV_STORE_DIRECTORY, KvStoreSettings
 from wire.kv_blocks import prompt_chain
-from wire.kv_files import KvDirectory
+from wire.kv_files import KvDirectory, KvRealm
 
 OPERATIONS = ("pin", "unpin", "evict", "lease")
 ENGINE_BLOCK_TOKENS = 16
@@ -174,10 +174,14 @@ def test_a_disk_that_does_not_answer_is_said_and_holds_nobody_for_ever(tmp_path:
     async def scenario() -> None:
         async with storing(tmp_path) as (rig, directory):
             names = names_of(1)
-            (path,) = store_prefix(directory, names)
-            whole = path.read_bytes()
-            path.unlink()
-            os.mkfifo(path)
+            store_prefix(directory, names)
+            realms, answers = KvDirectory.realms, threading.Event()
+
+            def slow(self: KvDirectory) -> list[KvRealm]:
+                answers.wait()
+                return realms(self)
+
+            monkeypatch.setattr(KvDirectory, "realms", slow)
             try:
                 async with asyncio.timeout(10.0):
                     for reply in (
@@ -186,10 +190,7 @@ def test_a_disk_that_does_not_answer_is_said_and_holds_nobody_for_ever(tmp_path:
                     ):
                         assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "disk_stuck", "1")
             finally:
-                # Lets those go that wait for the pipe's other end.
-                os.close(os.open(path, os.O_RDWR))
-            path.unlink()
-            path.write_bytes(whole)
+                answers.set()
             assert (await post(rig, "pin", names[0])).json["pins"] == 1
 
     run(scenario())
