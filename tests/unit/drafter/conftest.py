@@ -10,29 +10,17 @@ import pytest
 import torch
 
 from drafter.batch import UNKNOWN_TOKEN, RequestRows
-from drafter.target import TargetParts, load_target_parts
-from wire.spec import CaptureSpec, resolve_capture_spec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_target import AUX_LAYER_IDS, HIDDEN, NUM_AUX, VOCAB, write_target
+from tiny_target import HIDDEN, NUM_AUX, VOCAB, spec, target, target_dir
 
-torch.set_num_threads(1)
-
-
-@pytest.fixture
-def target_dir(tmp_path: Path) -> Path:
-    return write_target(tmp_path / "tiny-target")
+__all__ = ["spec", "target", "target_dir"]
 
 
 @pytest.fixture
-def target(target_dir: Path) -> TargetParts:
-    return load_target_parts(target_dir)
-
-
-@pytest.fixture
-def spec(target_dir: Path) -> CaptureSpec:
-    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=32, aux_layer_ids=AUX_LAYER_IDS)
+def draft_vocab_size() -> int:
+    return 32
 
 
 @pytest.fixture

@@ -1,12 +1,18 @@
-"""A tiny target on disk, shared by the tests of the drafter and of the learner."""
+"""A tiny target on disk and fixtures of it, shared by the tests of the drafter and of the learner."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
+
+from drafter.target import TargetParts, load_target_parts
+from wire.spec import CaptureSpec, resolve_capture_spec
+
+torch.set_num_threads(1)
 
 VOCAB, HIDDEN, NUM_AUX = 64, 16, 3
 AUX_LAYER_IDS = (1, 3, 5)
@@ -42,3 +48,18 @@ def write_target(directory: Path) -> Path:
         directory / "model.safetensors",
     )
     return directory
+
+
+@pytest.fixture
+def target_dir(tmp_path: Path) -> Path:
+    return write_target(tmp_path / "tiny-target")
+
+
+@pytest.fixture
+def target(target_dir: Path) -> TargetParts:
+    return load_target_parts(target_dir)
+
+
+@pytest.fixture
+def spec(target_dir: Path, draft_vocab_size: int) -> CaptureSpec:
+    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=draft_vocab_size, aux_layer_ids=AUX_LAYER_IDS)

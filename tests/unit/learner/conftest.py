@@ -19,33 +19,23 @@ from sample_messages import capture_span, capture_step
 
 from drafter.batch import RequestRows
 from drafter.create import create_random_draft
-from drafter.target import TargetParts, load_target_parts
+from drafter.target import TargetParts
 from learner.request import CapturedRequest
 from wire.frames import frame_for
 from wire.messages import CaptureSpan, CaptureStep, encode
-from wire.spec import CaptureSpec, resolve_capture_spec
+from wire.spec import CaptureSpec
 from wire.store import DraftStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "drafter"))
 
-from tiny_target import AUX_LAYER_IDS, HIDDEN, NUM_AUX, write_target
+from tiny_target import HIDDEN, NUM_AUX, spec, target, target_dir
 
-torch.set_num_threads(1)
-
-
-@pytest.fixture
-def target_dir(tmp_path: Path) -> Path:
-    return write_target(tmp_path / "tiny-target")
+__all__ = ["spec", "target", "target_dir"]
 
 
 @pytest.fixture
-def target(target_dir: Path) -> TargetParts:
-    return load_target_parts(target_dir)
-
-
-@pytest.fixture
-def spec(target_dir: Path) -> CaptureSpec:
-    return resolve_capture_spec(target_dir, dtype="float32", draft_vocab_size=48, aux_layer_ids=AUX_LAYER_IDS)
+def draft_vocab_size() -> int:
+    return 48
 
 
 @pytest.fixture
