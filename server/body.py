@@ -7,16 +7,13 @@ engine's business, except where one could hurt other requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 import msgspec
 from msgspec import Raw
+from starlette.types import Receive
 
 from server.errors import ApiError
 from server.identity import Identity
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _OUR_PREFIX = "paceline_"
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")

@@ -6,14 +6,15 @@ Plain ASGI rather than a framework handler, because the client's disconnect must
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Receive, Scope, Send
 
 from server.admission import Admission
-from server.body import ClientDisconnected, Receive, prepare_body, read_body
+from server.body import ClientDisconnected, prepare_body, read_body
 from server.errors import ApiError, error_event, internal_error, stopping
 from server.identity import read_identity, read_request_id
-from server.relay.exchange import Exchange, Send
+from server.relay.exchange import Exchange
 from server.relay.proxy import Proxy, StreamBroken, first_to_end
 from server.traffic import DISCONNECTED, REFUSED, SERVED, Timer, Traffic
 
@@ -35,7 +36,7 @@ class ModelRoute:
         self._admission = admission
         self._traffic = traffic
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timer = Timer(self.path)
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         exchange = Exchange(scope["method"], self.path, read_request_id(headers))
