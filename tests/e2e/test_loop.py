@@ -26,11 +26,11 @@ from wire.control import AdminStatus
 README = Path(__file__).parents[2] / "README.md"
 EAGER = ["--config", str(Path(__file__).parents[2] / "configs" / "eager.toml")]
 FAST = ["learner.gate.every_s=10.0", "learner.checkpoint_every_s=5.0", "canary.min_verify_steps=50"]
-LEARN_WITHIN_S = 420.0
+LEARN_WITHIN_S = 1200.0
 MIN_RISE = 0.1
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_loop_closes() -> None:
     asyncio.run(the_loop())
 
@@ -59,14 +59,19 @@ async def the_loop() -> None:
 
 
 async def the_learner_dies_and_resumes(system: System) -> None:
-    before = await system.learner_report(lambda report: report.num_steps > 0, within_s=60.0)
-    await asyncio.sleep(6.0)  # a checkpoint holds at least those steps by now
+    before = await system.learner_report(lambda report: report.num_steps > 0, within_s=300.0)
+    checkpoint, reported_at_ns = system.state_dir / "learner" / "checkpoint.safetensors", time.time_ns()
+    async with asyncio.timeout(300.0):  # one that was begun and ended later holds at least those steps
+        for _ in range(2):
+            while not (checkpoint.exists() and checkpoint.stat().st_mtime_ns > reported_at_ns):
+                await asyncio.sleep(0.5)
+            reported_at_ns = checkpoint.stat().st_mtime_ns
     pid = system.process_id("learner")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     killed_at_s = time.time()
     after = await system.learner_report(
-        lambda report: report.sent_at_s > killed_at_s + 1.0 and report.num_steps > 0, within_s=120.0
+        lambda report: report.sent_at_s > killed_at_s + 1.0 and report.num_steps > 0, within_s=300.0
     )
     assert after.num_steps >= before.num_steps
     assert after.buffer_tokens > 0
@@ -108,10 +113,12 @@ async def the_readme_example_prints_verify_steps(system: System) -> None:
     home = os.environ | {"PACELINE_HOME": str(system.state_dir.parent)}
     process = subprocess.Popen([sys.executable, "-u", "-c", example], env=home, stdout=subprocess.PIPE, text=True)
     try:
-        await asyncio.sleep(2.0)  # a subscriber sees what is sent after it joined
-        await run_batch(system.url, system.model, human_eval.load().train[:1], concurrency=1, options={"max_tokens": 8})
         assert process.stdout is not None
-        line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30.0)
+        reading = asyncio.create_task(asyncio.to_thread(process.stdout.readline))
+        async with asyncio.timeout(300.0):
+            while not reading.done():  # a subscriber sees what is sent after it joined
+                await run_batch(system.url, system.model, human_eval.load().train[:1], concurrency=1, options={"max_tokens": 8})
+            line = await reading
     finally:
         process.kill()
     assert "proposed" in line

@@ -1,22 +1,15 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from waiting import wait_until
 
 from server.engine.stage import Stage, read_weights
 from wire.artifact import CONFIG_FILE, WEIGHTS_FILE
 from wire.errors import ArtifactError
-
-
-def wait_until_staged(stage: Stage, version: int) -> None:
-    deadline_s = time.monotonic() + 5.0
-    while not stage.outcome(version):
-        assert time.monotonic() < deadline_s, "neither staged nor refused"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("config", ["[]", "null", "{", "3"])
@@ -26,7 +19,7 @@ def test_a_draft_whose_config_is_no_object_is_refused_in_the_background_too(tmp_
     stage = Stage(lambda _version: read_weights(tmp_path))
     stage.begin(3)
     with pytest.raises(ArtifactError, match=r"unreadable|no JSON object"):
-        wait_until_staged(stage, 3)
+        wait_until(lambda: stage.outcome(3))
     assert stage.versions() == []
 
 
