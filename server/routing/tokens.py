@@ -120,11 +120,14 @@ class Prompts:
         except _Unknown as unknown:
             return Prompt(session=session, reason=str(unknown))
         salt = salt if isinstance(salt, str) and salt else None
-        session = session or _session_of(content)
         try:
+            session = session or _session_of(content)
             return Prompt(tuple(self._tokens(path, fields, content)), salt, session)
         except _Unknown as unknown:
             return Prompt(None, salt, session, str(unknown))
+        except RecursionError:
+            # Decoding bears deeper nesting than copying, encoding and templates do.
+            return Prompt(None, salt, session, "unreadable")
 
     def _tokens(self, path: str, fields: Mapping[str, Raw], content: Any) -> list[int]:
         for name, reason in _REASONS_TO_LEAVE_IT.items():

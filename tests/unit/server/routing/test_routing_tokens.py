@@ -16,10 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 from waiting import DEADLINE_S
 
+from server.paths import CHAT_PATH, COMPLETIONS_PATH
 from server.routing import tokens
 from server.routing.tokens import (
-    CHAT_PATH,
-    COMPLETIONS_PATH,
     MAX_BYTES_ON_LOOP,
     MAX_BYTES_PER_TOKEN,
     MAX_THREADS,
@@ -224,6 +223,16 @@ def test_odd_bytes_never_fail(target: Path) -> None:
     for body in (b'"\\ud800"', b"[" * 5000, b"{", b"nul"):
         prompt = asyncio.run(prompts.read(COMPLETIONS_PATH, {"prompt": Raw(body)}))
         assert (prompt.token_ids, prompt.reason) == (None, "unreadable")
+    prompts.close()
+
+
+@pytest.mark.parametrize("depth", [200, 330, 500, 900])
+def test_nesting_that_only_copies_do_not_bear_never_fails(depth: int, target: Path) -> None:
+    nested = "[" * depth + "]" * depth
+    messages = f'[{{"role": "assistant", "content": "a", "reasoning": {nested}}}]'
+    fields = {"messages": Raw(messages.encode()), "continue_final_message": Raw(b"true")}
+    prompts = Prompts(target, lambda: 0)
+    assert asyncio.run(prompts.read(CHAT_PATH, fields)).reason in ("", "unreadable")
     prompts.close()
 
 
