@@ -40,6 +40,8 @@ _OWNED = {
     "speculative_config": "draft.num_speculative_tokens",
     "served_model_name": "target.path",
     "kv_transfer_config": "pool.kind",
+    # Capture and swaps know one rank that samples and one draft, which stages would not share.
+    "pipeline_parallel_size": "pool.gpus, which are one tensor-parallel group",
     "kv_events_config": "nothing: engines tell the gateway what they cache where there are several",
 }
 """Options that other tables or the launcher decide, and which setting to use instead."""

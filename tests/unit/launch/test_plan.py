@@ -141,7 +141,7 @@ def test_flags_are_spelled_as_vllm_spells_them() -> None:
     assert as_flags(options) == ["--a-b", "1", "--yes", "--no-no", "--table", '{"x":[1]}', "--many", "p", "2"]
 
 
-@pytest.mark.parametrize("key", ["port", "dtype", "worker_cls", "speculative_config", "host"])
+@pytest.mark.parametrize("key", ["port", "dtype", "worker_cls", "speculative_config", "host", "pipeline_parallel_size"])
 def test_an_engine_option_that_belongs_elsewhere_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine\.{key} cannot be set; use"):
         plan(f"engine.{key}=1")
