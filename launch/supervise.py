@@ -92,7 +92,10 @@ class Supervisor:
         self._before_start = before_start
         self._attempt = Attempt()
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-m", "launch.watchdog", str(grace_s)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "launch.watchdog", str(grace_s)],
+            stdin=subprocess.PIPE,
+            bufsize=0,  # or closing the pipe would raise, too, once it is broken
+            start_new_session=True,
         )
 
     def start(self) -> None:
@@ -240,7 +243,6 @@ class Supervisor:
             return
         try:
             pipe.write(f"{line}\n".encode())
-            pipe.flush()
         except BrokenPipeError:
             self._report("the watchdog is gone; child processes may outlive a SIGKILL of this one")
             pipe.close()

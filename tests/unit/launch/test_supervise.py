@@ -140,6 +140,23 @@ def test_stop_leaves_nothing_running(harness: Harness, tmp_path: Path) -> None:
     supervisor.stop()
 
 
+def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(spec(tmp_path, SLEEP))
+    supervisor.start()
+    supervisor._watchdog.kill()
+    supervisor._watchdog.wait()
+    before = supervisor.watched[0].child
+    assert before is not None
+    os.kill(before.pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        supervisor.tick()
+        return supervisor.watched[0].child not in (None, before)
+
+    wait_until(is_back)
+    supervisor.stop()
+
+
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, IGNORE_TERM), grace_s=0.3)
     supervisor.start()
