@@ -10,7 +10,7 @@ from wire.config import Config
 
 
 class ReplaySettings(Config):
-    """`[learner.replay]`: what is kept to learn from. All of it in host memory, bounded."""
+    """`[learner.replay]`: what is kept to learn from. All of it in host memory, bounded (`learner/request.py` tells to how much)."""
 
     recent_tokens: int = Field(60_000, ge=1)
     """Completion tokens in the recent window."""

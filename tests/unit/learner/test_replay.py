@@ -9,7 +9,7 @@ from drafter.head import Head
 from drafter.vocabulary import DraftVocabulary
 from learner.config import ReplaySettings
 from learner.replay import OTHER_GROUP, Replay, Reservoir, TokenWindow
-from learner.request import is_held_out
+from learner.request import ROWS_PER_TOKEN, is_held_out
 from learner.teaching import TeacherCache
 
 
@@ -62,7 +62,7 @@ def test_short_answers_to_long_prompts_are_bounded_by_their_rows(make_request):
     for n in range(300):
         replay.add(make_request(f"k{n}", prompt_key=f"p{n}", prompt=159, total=160))
     num_rows = sum(request.rows.positions_T.numel() for request in replay.trainable())
-    assert 0.8 * 400 * 16 < num_rows <= 400 * 16
+    assert 0.8 * 400 * ROWS_PER_TOKEN < num_rows <= 400 * ROWS_PER_TOKEN
     assert replay.num_tokens == sum(request.num_tokens for request in replay.trainable())
 
 
