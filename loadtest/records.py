@@ -132,6 +132,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """None while it runs."""
     invalid_reasons: list[str] = []
     was_interrupted: bool = False
+    num_broken: dict[str, int] = {}
+    """What could not be read and was passed over, by source, or by lane for lines of its traces; what was whole is not named."""
     num_requests: dict[str, int] = {}
     """By outcome."""
     dispatch_lag_ms: dict[str, float | None] = {}

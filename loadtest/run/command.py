@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import aiohttp
 import uvloop
 
 from loadtest.client import new_session
 from loadtest.records import RunRecord
 from loadtest.run import actions
-from loadtest.run.conduct import conduct
+from loadtest.run.conduct import Provenance, conduct
 from loadtest.run.lanes import Prompts
 from loadtest.run.output import Output
-from loadtest.run.target import find
+from loadtest.run.target import Target, find
 from loadtest.scenario import Scenario, locate
-from loadtest.schedule import plan, sources
+from loadtest.schedule import LanePlan, plan, sources
 from loadtest.sources import load, open_part
 
 
@@ -39,49 +41,33 @@ def run(
     scenario = Scenario.read(locate(path), list(overrides))
     loaded = {name: load(name) for name, _ in sources(scenario)}
     prompts = {(name, split): open_part(name, loaded[name], split) for name, split in sources(scenario)}
-    for name, source in loaded.items():
-        if source.num_broken:
-            print(f"{name}: broken and passed over: {source.num_broken}")
+    plans = plan(scenario, lambda name, split: len(prompts[name, split]))
+    broken = {name: source.num_broken for name, source in loaded.items()}
+    broken |= {f"traces of {lane_plan.lane.name}": lane_plan.num_broken_rows for lane_plan in plans}
+    provenance = Provenance(commit, versions, {name: number for name, number in broken.items() if number})
+    for name, number in provenance.num_broken.items():
+        print(f"{name}: broken and passed over: {number}")
     directory = out_dir or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    record = uvloop.run(
-        _run(
-            scenario,
-            prompts,
-            directory,
-            url=url,
-            admin_url=admin_url,
-            model=model,
-            state_dir=state_dir,
-            commit=commit,
-            versions=versions,
-        )
-    )
+    find_target = partial(find, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
+    record = uvloop.run(_run(scenario, plans, prompts, find_target, directory, provenance))
     print(summary(record, scenario, directory))
     return 0 if record.is_valid else 1
 
 
 async def _run(
     scenario: Scenario,
+    plans: Sequence[LanePlan],
     prompts: Prompts,
+    find_target: Callable[[aiohttp.ClientSession], Awaitable[Target]],
     directory: Path,
-    *,
-    url: str | None,
-    admin_url: str | None,
-    model: str | None,
-    state_dir: Path,
-    commit: str | None,
-    versions: Mapping[str, str],
+    provenance: Provenance,
 ) -> RunRecord:
-    plans = plan(scenario, lambda name, split: len(prompts[name, split]))
-    for lane_plan in plans:
-        if lane_plan.num_broken_rows:
-            print(f"lines of the traces of {lane_plan.lane.name}, broken and passed over: {lane_plan.num_broken_rows}")
     async with new_session(1) as session:
-        target = await find(session, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
+        target = await find_target(session)
         actions.check(scenario, target)
         output = Output(directory, scenario)
         try:
-            return await conduct(scenario, plans, prompts, target, output, commit=commit, versions=versions)
+            return await conduct(scenario, plans, prompts, target, output, provenance)
         finally:
             output.close()
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -33,15 +34,22 @@ _SWITCH_INTERVAL_S = 0.0005
 """Longest wait for the interpreter while another thread has it; Python's own 5 ms would be our lag."""
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """What a run is made with and from, as `run.json` tells."""
+
+    commit: str | None
+    versions: Mapping[str, str]
+    num_broken: Mapping[str, int]
+
+
 async def conduct(
     scenario: Scenario,
     plans: Sequence[LanePlan],
     prompts: Prompts,
     target: Target,
     output: Output,
-    *,
-    commit: str | None,
-    versions: Mapping[str, str],
+    provenance: Provenance,
 ) -> RunRecord:
     """Run it and return what `run.json` says. An interrupt ends it early; what was measured is kept."""
     async with new_session(None) as session:
@@ -53,9 +61,10 @@ async def conduct(
                 model=target.model,
                 seed=scenario.seed,
                 started_at_s=clock.started_at_s,
-                commit=commit,
+                commit=provenance.commit,
                 machine=machine(),
-                versions=dict(versions),
+                versions=dict(provenance.versions),
+                num_broken=dict(provenance.num_broken),
             )
             output.write_run(record)
             record = await _Run(scenario, plans, prompts, target, output, session, clock).measure(record)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from loadtest.client import new_session
 from loadtest.records import RequestRecord, RunRecord, SystemSample
-from loadtest.run.conduct import conduct
+from loadtest.run.conduct import Provenance, conduct
 from loadtest.run.output import Output
 from loadtest.run.target import Admin, Target
 from loadtest.scenario import Scenario
@@ -122,7 +122,7 @@ def run(
             try:
                 plans = plan(one, lambda *_: len(PROMPTS))
                 prompts = {("a", "train"): PROMPTS, ("a", "heldout"): PROMPTS}
-                return await conduct(one, plans, prompts, target, output, commit=None, versions={})
+                return await conduct(one, plans, prompts, target, output, Provenance(None, {}, {}))
             finally:
                 output.close()
                 if other is not None:

@@ -60,6 +60,11 @@ def written(path: Path) -> Path:
     return path
 
 
+def chat(number: int) -> str:
+    """A line of a file of conversations."""
+    return json.dumps({"messages": [{"role": "user", "content": f"question {number}"}]}) + "\n"
+
+
 def local_system(state_dir: Path, gateway_url: str, admin_port: int, pids: dict[str, int]) -> None:
     """What `paceline up` leaves for others to find."""
     (state_dir / "run").mkdir(parents=True)
@@ -79,7 +84,11 @@ def test_a_run_through_the_real_gateway_is_whole(tmp_path: Path) -> None:
         ):
             local_system(tmp_path, url, admin_port, {f"engine-{index}": pid for index, pid in enumerate(pids)})
             words = ["--state", str(tmp_path), "--out", str(tmp_path / "out")]
-            process = bench_run(written(tmp_path / "s.toml"), *words)
+            chats = tmp_path / "chats.jsonl"
+            chats.write_text('{"messages": 7}\n' + "".join(map(chat, range(16))))
+            scenario = written(tmp_path / "s.toml")
+            scenario.write_text(SCENARIO.replace("{human_eval = 1}", f"{{human_eval = 1, {json.dumps(str(chats))} = 1}}", 1))
+            process = bench_run(scenario, *words)
             output, errors = await asyncio.to_thread(process.communicate)
             return process.returncode, output + errors
 
@@ -87,6 +96,7 @@ def test_a_run_through_the_real_gateway_is_whole(tmp_path: Path) -> None:
     assert code == 0, output
     run_record = msgspec.json.decode((tmp_path / "out" / "run.json").read_bytes(), type=RunRecord)
     assert (run_record.model, run_record.is_valid) == (MODEL, True)
+    assert run_record.num_broken == {str(tmp_path / "chats.jsonl"): 1}
     assert [(one.do, one.process, one.problem) for one in run_record.actions] == [("drain", "engine-1", None)]
     requests = lines(tmp_path / "out" / "requests.jsonl", RequestRecord)
     assert {one.outcome for one in requests} == {"ok"}
