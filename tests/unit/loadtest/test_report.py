@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, chromium
 from msgspec.structs import replace
 from written_run import ENDED, STEADY, request, sample, write_run
 
@@ -364,3 +366,40 @@ def test_it_is_told_how_busy_the_load_tester_was(tmp_path: Path) -> None:
 def test_a_run_without_speculation_has_no_words_about_it(tmp_path: Path) -> None:
     said = words.sentences(analyse(write_run(tmp_path, requests(), scenario=STEADY)))
     assert not [line for line in said if "AL" in line]
+
+
+@pytest.mark.rig
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_the_page_is_readable_in_a_browser_and_asks_for_nothing(
+    width: int, scheme: str, reported: Reported, tmp_path: Path
+) -> None:
+    async def look() -> None:
+        url = (reported.path / "report.html").as_uri()
+        async with chromium(tmp_path / "profile") as page:
+            await page.look(width=width, height=900, scheme=scheme)
+            await page.open(url)
+            assert (page.complaints, page.requested) == ([], [url])
+            assert await page.ask("document.documentElement.scrollWidth <= window.innerWidth")
+            assert "shift" in await page.text("h1")
+            sizes = await page.ask("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().width)")
+            assert len(sizes) >= 4
+            assert min(sizes) > 200
+            ink, paper = [await page.ask(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")]
+            assert contrast(ink, paper) >= 7
+            assert await page.ask("document.querySelectorAll('b, script').length") == 0
+            await page.screenshot(tmp_path / "report.png")
+
+    asyncio.run(look())
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours as a browser tells them: 1 to 21 (WCAG 2, relative luminance)."""
+    light, dark = sorted(map(luminance, (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
