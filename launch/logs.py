@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 KEPT_LOGS = 3
 _TAIL_BYTES = 64 * 1024
+_SOME_BYTES = 1024 * 1024
+"""Less than this, and a process that starts cannot write what it must."""
 
 
 def rotate(path: Path, kept: int = KEPT_LOGS) -> None:
@@ -44,3 +47,12 @@ def hint(lines: list[str]) -> str | None:
     """What to do about a failure, guessed from its last log lines."""
     text = "\n".join(lines).lower()
     return next((advice for mark, advice in _HINTS.items() if mark in text), None)
+
+
+def disk_hint(path: Path) -> str | None:
+    """What to do where a log could not be written, so that it tells nothing of the failure."""
+    try:
+        num_free = shutil.disk_usage(path.parent).free
+    except OSError as error:
+        return f"{path.parent} cannot be used: {error}"
+    return f"the disk of {path.parent} is full: free some of it" if num_free < _SOME_BYTES else None

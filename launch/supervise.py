@@ -259,7 +259,7 @@ def start_failure(spec: ProcessSpec, what: str) -> LaunchError:
     """The error of a failed start: what happened, the log's last lines, and what to do."""
     lines = logs.tail(spec.log_file)
     quoted = "".join(f"{os.linesep}  | {line}" for line in lines)
-    advice = logs.hint(lines)
+    advice = logs.hint(lines) or logs.disk_hint(spec.log_file)
     return LaunchError(
         f"{spec.name} {what}; the last lines of {spec.log_file}:{quoted or ' (empty)'}"
         + (f"{os.linesep}hint: {advice}" if advice else "")

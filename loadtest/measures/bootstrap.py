@@ -69,7 +69,8 @@ def share(blocks: Blocks, hits: Floats, numbers: Floats) -> Estimate:
     """Hits among `numbers`, by block. Never narrower than for independent trials: no failure seen is not yet no failure."""
     clustered = ratio(blocks, hits, numbers)
     independent = wilson(int(hits.sum()), int(numbers.sum()))
-    return Estimate(clustered.value, min(clustered.low, independent.low), max(clustered.high, independent.high))
+    low, high = min(clustered.low, independent.low), max(clustered.high, independent.high)
+    return Estimate(clustered.value, max(low, 0.0), min(high, 1.0))
 
 
 def mean(blocks: Blocks, values: Floats, block_of: Ints) -> Estimate:

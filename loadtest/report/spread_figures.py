@@ -22,6 +22,8 @@ _LONG_TAIL = 8.0
 """Longest value over the median from which on a linear axis shows nothing but the tail."""
 _WIDE = 0.6
 """Shortest value over the longest from which on an axis from 0 shows nothing but a step."""
+_NARROW = 1e-3
+"""Longest less shortest, over the longest, below which an axis around them shows nothing but rounding."""
 
 
 def latencies(analysis: Analysis, palette: Palette) -> Figure:
@@ -69,9 +71,10 @@ def _fit(axes: Axes, seconds: Floats) -> None:
     """A scale on which the bulk of these values can be seen."""
     if np.all(np.isnan(seconds)):
         return
-    if np.nanmax(seconds) > _LONG_TAIL * np.nanmedian(seconds) > 0:
+    least, most = np.nanmin(seconds), np.nanmax(seconds)
+    if most > _LONG_TAIL * np.nanmedian(seconds) > 0:
         axes.set_xscale("log")
-    elif np.nanmin(seconds) < _WIDE * np.nanmax(seconds):
+    elif least < _WIDE * most or most - least < _NARROW * most:
         axes.set_xlim(left=0)
 
 

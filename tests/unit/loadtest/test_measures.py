@@ -169,6 +169,14 @@ def test_no_failure_in_a_few_tries_is_not_yet_no_failure() -> None:
     assert found.high == pytest.approx(0.1611, abs=1e-3), "Wilson, 0 of 20"
 
 
+def test_a_share_lies_between_nothing_and_all() -> None:
+    """Clustered failures: what the blocks tell by themselves reaches beyond both."""
+    hits = np.asarray([5.0, 0.0, 0.0, 0.0])
+    found = bootstrap.share(bootstrap.equal(4), hits, np.full(4, 5.0))
+    assert (found.value, found.low) == (0.25, 0.0)
+    assert bootstrap.share(bootstrap.equal(4), 5.0 - hits, np.full(4, 5.0)).high == 1.0
+
+
 def test_the_difference_of_two_estimates_has_the_interval_of_both() -> None:
     found = bootstrap.difference(Estimate(5.0, 4.0, 8.0), Estimate(3.0, 1.0, 3.5))
     assert found.value == 2.0
