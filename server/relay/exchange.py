@@ -6,19 +6,19 @@ engines die under it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Raw
+from starlette.types import Send
 
 from server.admission import RETRY_AFTER_S
 from server.errors import ApiError
 from server.fleet import Engine
 from server.relay.sse import ABORTED, reports_death
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Fields = dict[str, Raw]
 """The top level of a JSON body, its values untouched."""
 FULL_REPORT: Fields = {"kv_cache_report_mode": Raw(b'"full"')}

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from starlette.types import Send
+
 from server.admission import RETRY_AFTER_S
 from server.errors import ApiError, error_event, in_openai_shape
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
-from server.relay.exchange import Client, Exchange, Head, Leg, Send, Trip, engine_died, tells_of_death
+from server.relay.exchange import Client, Exchange, Head, Leg, Trip, engine_died, tells_of_death
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
 from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
