@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 
-from loadtest.bars.drill import CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, differing, undisturbed
+from loadtest.bars.drill import BACK_WITHIN_S, CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, differing, undisturbed
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.processes import POLL_S, SystemUnderTestError
@@ -18,7 +18,6 @@ from wire.control import AdminStatus
 
 DRAINED_WITHIN_S = 240.0
 """For the longest answer in flight, and the lease of KV that a decode engine may still fetch."""
-BACK_WITHIN_S = 300.0
 
 
 async def rolling(bench: Bench) -> dict[str, Measured]:
