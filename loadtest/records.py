@@ -140,4 +140,6 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """`p50`, `p99` and `max`, warm-up and cool-down cut; None where nothing was due at a fixed time."""
     busy_share: float | None = None
     """Processor seconds of the load tester per second of the run: near 1 it was the limit, also of a closed loop."""
+    niceness: int = 0
+    """Of the load tester's sender: below 0, where it is allowed, it goes before what it measures on a full machine."""
     actions: list[ActionRecord] = []

@@ -41,6 +41,26 @@ def test_every_request_of_an_open_loop_is_sent_at_its_time_and_kept(tmp_path: Pa
     assert left.run.dispatch_lag_ms["p99"] is not None
 
 
+def test_the_sender_goes_before_what_it_measures_where_it_may_and_only_while_it_runs(tmp_path: Path) -> None:
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    async def watching(body: dict[str, Any], send: Send) -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+        await good_answer(body, send)
+
+    left = run(scenario({"phase": [phase(OPEN)]}), Server(watching), tmp_path)
+    assert set(seen) == {left.run.niceness}
+    assert left.run.niceness == (min(niceness, -10) if _may_go_before_others() else niceness)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == niceness
+
+
+def _may_go_before_others() -> bool:
+    """CAP_SYS_NICE is bit 23 of the effective capabilities."""
+    (effective,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:")]
+    return bool(int(effective.split()[1], 16) >> 23 & 1)
+
+
 def test_an_open_loop_does_not_wait_for_answers(tmp_path: Path) -> None:
     one_lane = scenario({"phase": [phase(OPEN)]})
     (lane,) = plan(one_lane, lambda *_: len(PROMPTS))
