@@ -90,6 +90,8 @@ class Lane(Config):
     name: str
     phase: Annotated[list[Phase], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] = 128
+    length_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls that bound in a request's body; some know only the second."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
     """More fields of the request's body. With vLLM, `return_token_ids = true` has the tokens of every chunk counted one by one;
@@ -147,6 +149,8 @@ class Scenario(Config):
     cut: Cut = Cut()
     max_dispatch_lag_p99_ms: Positive = 20.0
     """A run whose sender lags behind its schedule by more than this is invalid: it measured itself."""
+    max_busy_share: Positive = 0.9
+    """A run with a closed loop whose load tester needed more of a core than this is invalid too: it was the limit."""
 
     @model_validator(mode="after")
     def _is_sound(self) -> Scenario:
@@ -159,6 +163,10 @@ class Scenario(Config):
         if late:
             raise ValueError(f"an action at {late[0]:g} s comes after the end, at {self.duration_s:g} s")
         return self
+
+    @property
+    def has_closed_loop(self) -> bool:
+        return any(isinstance(phase.arrivals, Closed) for lane in self.lane for phase in lane.phase)
 
     @property
     def duration_s(self) -> float:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import msgspec
 
+from loadtest.lines import bounded_lines
 from loadtest.traffic import TrafficError
 
 BLOCK_TOKENS = 512
@@ -22,7 +23,10 @@ BLOCK_TOKENS = 512
 _WORDS_PER_TOKEN = 0.75
 """Of English prose, about; the server's own count is what is recorded."""
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+_MAX_TOKENS = 1 << 20
+"""Of a prompt or an answer; a line that asks for more is taken for broken, or one line would hold up all others."""
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -56,8 +60,8 @@ def read_trace(path: Path, *, before_ms: float = math.inf) -> Recording:
     rows: list[TraceRow] = []
     num_broken = num_rows = 0
     try:
-        with path.open("rb") as lines:
-            for row in _rows(lines):
+        with path.open("rb") as file:
+            for row in _rows(file):
                 if row is None:
                     num_broken += 1
                     continue
@@ -73,12 +77,12 @@ def read_trace(path: Path, *, before_ms: float = math.inf) -> Recording:
     return Recording(sorted(rows, key=lambda row: row.timestamp), num_broken)
 
 
-def _rows(lines: Iterable[bytes]) -> Iterator[TraceRow | None]:
+def _rows(file: IO[bytes]) -> Iterator[TraceRow | None]:
     """None for a line that is no row."""
     decoder = msgspec.json.Decoder(TraceRow)
-    for line in lines:
+    for line in bounded_lines(file):
         try:
-            yield decoder.decode(line)
+            yield None if line is None else decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             yield None
 
@@ -87,10 +91,10 @@ def words_of(row: TraceRow, vocabulary: Sequence[str], *, length_scale: float, s
     """A text of about the row's prompt length, of words of `vocabulary`."""
     num_tokens = max(round(row.input_length * length_scale), 1)
     block_words = max(round(BLOCK_TOKENS * length_scale * _WORDS_PER_TOKEN), 1)
-    words: list[str] = []
-    for name in row.hash_ids:
-        words += random.Random(f"{seed}/{name}").choices(vocabulary, k=block_words)
     num_words = max(round(num_tokens * _WORDS_PER_TOKEN), 1)
+    words: list[str] = []
+    for name in row.hash_ids[: math.ceil(num_words / block_words)]:
+        words += random.Random(f"{seed}/{name}").choices(vocabulary, k=block_words)
     if len(words) < num_words:
         words += random.Random(f"{seed}/{row.timestamp}/{row.input_length}").choices(vocabulary, k=num_words - len(words))
     return " ".join(words[:num_words])

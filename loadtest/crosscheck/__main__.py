@@ -1,7 +1,7 @@
 """Run our load tester and another one in turn and print what both report.
 
 python -m loadtest.crosscheck vllm                                # in front of a mock engine
-python -m loadtest.crosscheck aiperf --url http://127.0.0.1:8000  # any OpenAI-compatible server
+python -m loadtest.crosscheck aiperf --url http://127.0.0.1:8000  # any vLLM, behind whatever gateway
 """
 
 from __future__ import annotations

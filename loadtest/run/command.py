@@ -46,7 +46,7 @@ def run(
     broken |= {f"traces of {lane_plan.lane.name}": lane_plan.num_broken_rows for lane_plan in plans}
     provenance = Provenance(commit, versions, {name: number for name, number in broken.items() if number})
     for name, number in provenance.num_broken.items():
-        print(f"{name}: broken and passed over: {number}")
+        print(f"{name}: broken and passed over: {number} (a stretch that cannot be read counts once, however long)")
     directory = out_dir or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     find_target = partial(find, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
     record = uvloop.run(_run(scenario, plans, prompts, find_target, directory, provenance))

@@ -116,11 +116,12 @@ class _Run:
         busy_share = (time.process_time() - processor_s) / duration_s
         await self._sampler.sample()
         self._output.flush()
+        invalid_reasons = self._invalid_reasons(busy_share)
         return msgspec.structs.replace(
             record,
             duration_s=duration_s,
-            is_valid=not self._invalid_reasons(),
-            invalid_reasons=self._invalid_reasons(),
+            is_valid=not invalid_reasons,
+            invalid_reasons=invalid_reasons,
             was_interrupted=self._was_interrupted,
             num_requests=dict(self._tally.outcomes),
             dispatch_lag_ms=self._tally.lags.summary_ms(),
@@ -128,11 +129,16 @@ class _Run:
             actions=self._actions.done,
         )
 
-    def _invalid_reasons(self) -> list[str]:
+    def _invalid_reasons(self, busy_share: float) -> list[str]:
         reasons = []
         lag_ms, bound_ms = self._tally.lags.quantile_ms(0.99), self._scenario.max_dispatch_lag_p99_ms
         if lag_ms is not None and lag_ms > bound_ms:
             reasons.append(f"the load tester lagged behind its schedule: p99 {lag_ms:.1f} ms, the bound is {bound_ms:g} ms")
+        if self._scenario.has_closed_loop and busy_share > self._scenario.max_busy_share:
+            reasons.append(
+                f"the load tester was busy {busy_share:.0%} of the time, more than {self._scenario.max_busy_share:.0%}: "
+                "what its closed loop measured is itself"
+            )
         if self._was_interrupted:
             reasons.append(f"interrupted before its end at {self._scenario.duration_s:g} s")
         if not self._tally.outcomes["ok"]:

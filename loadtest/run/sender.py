@@ -65,7 +65,7 @@ class Sender:
                 self._target.url,
                 self._target.model,
                 turn.prompt,
-                options={"max_tokens": turn.max_tokens, "temperature": turn.lane.temperature, **turn.lane.options},
+                options={turn.lane.length_key: turn.max_tokens, "temperature": turn.lane.temperature, **turn.lane.options},
                 headers=_headers(turn, self._target.headers),
                 patience=patience,
             )

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
+from loadtest.lines import bounded_lines
 from loadtest.traffic import Prompt, Source, TrafficError, by_opening, split
 
-MAX_LINE_BYTES = 16 << 20
-"""A longer line is no chat; it is passed over and never held as a whole."""
+_TEXT_ROLES = ("system", "developer", "user", "assistant")
 
 
 class _Text(msgspec.Struct, tag_field="type", tag="text"):
@@ -23,12 +23,15 @@ class _Text(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class _Message(msgspec.Struct):
-    """Tools' messages and pictures are none: such a chat cannot be sent again as text."""
+    """A part of another kind than text, such as a picture, is none: such a chat cannot be sent again as text."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Text]
+    role: str
+    content: str | list[_Text] | None = None
 
-    def text(self) -> str:
+    def text(self) -> str | None:
+        """None for what a chat of text goes on without: a call of a tool and its answer."""
+        if self.role not in _TEXT_ROLES or self.content is None:
+            return None
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -57,22 +60,11 @@ def load(path: Path) -> Source:
 
 
 def _prompts(file: IO[bytes], name: str) -> Iterator[Prompt | None]:
-    for line in _lines(file):
+    for line in bounded_lines(file):
         if line is None:
             yield None
         elif line.strip():
             yield _prompt(line, name)
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """None for a line that is too long."""
-    while line := file.readline(MAX_LINE_BYTES):
-        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
-            yield line
-            continue
-        while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-            pass
-        yield None
 
 
 def _prompt(line: bytes, name: str) -> Prompt | None:
@@ -82,7 +74,7 @@ def _prompt(line: bytes, name: str) -> Prompt | None:
         return None
     if isinstance(found, _Line):
         found = found.messages if found.body is None else found.body.messages
-    messages = [{"role": message.role, "content": message.text()} for message in found]
+    messages = [{"role": message.role, "content": text} for message in found if (text := message.text()) is not None]
     while messages and messages[-1]["role"] != "user":
         messages.pop()
     if not messages or not messages[-1]["content"].strip():

@@ -43,7 +43,7 @@ def _prompt(line: str) -> Prompt | None:
     try:
         problem = json.loads(line)
         task_id, code = str(problem["task_id"]), str(problem["prompt"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     text = f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{code}```"
     return Prompt(id=task_id, messages=({"role": "user", "content": text},))

@@ -91,7 +91,8 @@ def phase(arrivals: dict[str, Any], duration_s: float = 1.0, **more: Any) -> dic
 def scenario(*lanes: dict[str, Any], **more: Any) -> Scenario:
     """Of lanes without names; a busy machine does not make it invalid."""
     named = [{"name": f"lane-{index}", **lane} for index, lane in enumerate(lanes)]
-    return Scenario.build({"name": "s", "what": "w", "lane": named, "max_dispatch_lag_p99_ms": 5000.0, **more}, source="test")
+    limits = {"max_dispatch_lag_p99_ms": 5000.0, "max_busy_share": 100.0}
+    return Scenario.build({"name": "s", "what": "w", "lane": named, **limits, **more}, source="test")
 
 
 @dataclass

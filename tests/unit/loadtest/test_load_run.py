@@ -55,6 +55,16 @@ def test_the_sender_goes_before_what_it_measures_where_it_may_and_only_while_it_
     assert os.getpriority(os.PRIO_PROCESS, 0) == niceness
 
 
+def test_a_closed_loop_whose_load_tester_was_the_limit_must_not_be_believed(tmp_path: Path) -> None:
+    closed = {"phase": [phase({"kind": "closed", "concurrency": 2}, 0.5)]}
+    assert run(scenario(closed, max_busy_share=100.0), Server(), tmp_path / "idle").run.is_valid
+    left = run(scenario(closed, max_busy_share=0.001), Server(), tmp_path / "busy")
+    assert not left.run.is_valid
+    assert [reason for reason in left.run.invalid_reasons if "busy" in reason] == left.run.invalid_reasons
+    open_loop = run(scenario({"phase": [phase(OPEN)]}, max_busy_share=0.001), Server(), tmp_path / "open")
+    assert open_loop.run.is_valid
+
+
 def _may_go_before_others() -> bool:
     """CAP_SYS_NICE is bit 23 of the effective capabilities."""
     (effective,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:")]

@@ -89,15 +89,15 @@ def test_a_trace_keeps_its_times_and_lengths_scaled(tmp_path: Path) -> None:
 
 def test_broken_lines_of_a_trace_are_counted_and_what_comes_after_the_run_is_not_kept(tmp_path: Path) -> None:
     deep = '{"timestamp": 1, "more": ' + "[" * 100_000
-    no_prompt, early = row(10, input_length=0), row(-1)
-    lines = [row(4000), "{broken", row(1000), "", "\xff", deep, no_prompt, early, row(3000), row(3001)]
+    no_prompt, absurd, early = row(10, input_length=0), row(10, input_length=10**12), row(-1)
+    lines = [row(4000), "{broken", row(1000), "", "\xff", deep, no_prompt, absurd, early, row(3000), row(3001)]
     path = write_trace(tmp_path / "t.jsonl", lines)
     assert [one.timestamp for one in read_trace(path).rows] == [1000, 3000, 3001, 4000]
     found = read_trace(path, before_ms=3001)
-    assert ([one.timestamp for one in found.rows], found.num_broken) == ([1000, 3000], 6)
+    assert ([one.timestamp for one in found.rows], found.num_broken) == ([1000, 3000], 7)
     arrivals = {"kind": "trace", "path": path, "time_scale": 0.001}
     (one,) = plan(scenario({"phase": [phase(arrivals=arrivals), phase(arrivals=arrivals)]}), lambda *_: 7)
-    assert (len(one), one.num_broken_rows) == (8, 12)
+    assert (len(one), one.num_broken_rows) == (8, 14)
 
 
 def test_a_trace_that_holds_nothing_is_an_error(tmp_path: Path) -> None:

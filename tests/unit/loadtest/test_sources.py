@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.sources import PACKAGES, chats, load, open_part
+from loadtest import lines
+from loadtest.sources import PACKAGES, load, open_part
 from loadtest.sources.reasoning_gym import PROBLEMS_PER_TASK, TASKS
 from loadtest.sources.sharegpt import MAX_QUESTIONS_BYTES, sharegpt_prompts
 from loadtest.traffic import Prompt, TrafficError, by_opening
@@ -165,6 +166,15 @@ def test_parts_of_text_are_joined(tmp_path: Path) -> None:
     ]
 
 
+def test_calls_of_tools_and_their_answers_are_left_out_of_a_chat(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]}
+    answer = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    asked = {"role": "user", "content": "2 + 2?"}
+    chat = {"messages": [asked, call, answer, {"role": "assistant", "content": "4"}, {"role": "user", "content": "sure?"}]}
+    prompt = only(written(tmp_path / "one.jsonl", chat))
+    assert said(prompt) == [("user", "2 + 2?"), ("assistant", "4"), ("user", "sure?")]
+
+
 def test_an_id_is_of_the_words_and_not_of_the_place(tmp_path: Path) -> None:
     other = {"messages": [{"role": "user", "content": "how?"}]}
     first = load(written(tmp_path / "a.jsonl", GOOD, other))
@@ -191,7 +201,7 @@ def test_an_id_is_of_the_words_and_not_of_the_place(tmp_path: Path) -> None:
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": " \n"}]},
         {"messages": [{"role": "assistant", "content": "an answer alone"}]},
-        {"messages": [{"role": "tool", "content": "4", "tool_call_id": "1"}, {"role": "user", "content": "why?"}]},
+        {"messages": [{"role": "tool", "content": "4", "tool_call_id": "1"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"body": {"input": "why?"}},
     ],
@@ -209,7 +219,7 @@ def test_empty_lines_and_a_last_line_without_end_are_no_fault(tmp_path: Path) ->
 
 
 def test_a_line_without_end_is_never_held_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chats, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
     just = {"messages": [{"role": "user", "content": "x" * 52}]}
     assert len(json.dumps(just)) == 99
     source = load(written(tmp_path / "some.jsonl", b"x" * 1000, GOOD, b"y" * 100, just, b"z" * 99, b"z" * 5000))

@@ -54,8 +54,8 @@ def test_reading_stops_where_a_source_is_large_enough() -> None:
 
 
 def test_broken_lines_are_passed_over() -> None:
-    lines = [PROBLEM, "", "not json", "[1]", '{"task_id": "b"}', '{"task_id": "c", "prompt": "x"']
-    assert [prompt and prompt.id for prompt in human_eval_prompts(lines)] == ["a", None, None, None, None, None]
+    lines = [PROBLEM, "", "[" * 100_000, "not json", "[1]", '{"task_id": "b"}', '{"task_id": "c", "prompt": "x"']
+    assert [prompt and prompt.id for prompt in human_eval_prompts(lines)] == ["a", *[None] * 6]
 
 
 def test_a_prompt_is_a_chat_that_shows_the_code() -> None:
