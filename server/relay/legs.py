@@ -91,6 +91,8 @@ class Legs:
                 route = self._router.degrade(route, str(failure))
                 stack.callback(self._router.forget, route)
                 path = route.path
+                # What the other engine took is not this one's time.
+                started_s = time.monotonic()
         response = await self._send(exchange, leg, engine, lease)
         content_type = response.headers.get("Content-Type", "application/json")
         head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gateway_rig import GatewayRig, Reply, eventually, run, running
 from server.config import PoolKind, RoutingSettings
 from server.relay.breaker import FIRST_OPEN_S, MAX_FAILURES, NUM_TRIALS, Breaker
 from server.relay.prefill import RELEASE_MODEL
+from server.routing.router import Route
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
 TEXT = "and the cat jumps over the dog"
@@ -142,6 +144,30 @@ def test_prompt_is_computed_where_it_is_decoded_when_its_prefill_fails(
             assert await rig.metric('paceline_prefill_failures_total{engine="engine-0"}') == 1.0
             assert await rig.metric('paceline_routed_total{path="recompute",reason="prefill_failed"}') == 1.0
             assert await _ends(rig) == {}
+
+    run(scenario())
+
+
+def test_failed_prefill_does_not_make_its_decode_engine_look_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leg_s = 0.5
+    monkeypatch.setattr("server.relay.prefill.PREFILL_TIMEOUT_S", leg_s)
+
+    async def scenario() -> None:
+        async with _running(tmp_path, "prefill", "decode") as rig:
+            _hang(rig.engine)
+            observed: list[float | None] = []
+            observe = rig.gateway.router.observe
+
+            def watch(route: Route, *, first_byte_s: float | None) -> None:
+                observed.append(first_byte_s)
+                observe(route, first_byte_s=first_byte_s)
+
+            monkeypatch.setattr(rig.gateway.router, "observe", watch)
+            started_s = time.monotonic()
+            assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+            (first_byte_s,) = observed
+            assert first_byte_s is not None
+            assert first_byte_s <= time.monotonic() - started_s - leg_s
 
     run(scenario())
 
