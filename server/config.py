@@ -98,7 +98,7 @@ class GatewaySettings(Config):
     core_timeout_s: float = Field(30.0, gt=0.0)
     """For one probe of a core, which waits for the step in flight: a full prefill step takes about 10 s on a small CPU.
 
-    Two in a row without an answer make an engine not ready.
+    Two in a row without an answer make an engine not ready, one a prefill engine.
     """
     engine_idle_timeout_s: float = Field(600.0, gt=0.0)
     """Longest silence of an engine while a request runs on it."""

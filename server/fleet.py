@@ -54,8 +54,12 @@ class Engine:
         """It hangs: what it has in hand is not waited for."""
         self._waiting: set[Callable[[], None]] = set()
         """What to call when that happens."""
+        self.is_overdue = False
+        """A prefill leg on it ran out of time, and its core has answered no probe since: it gets no further ones."""
         self.wake = asyncio.Event()
         """Set to have the next health probe now."""
+        self.wake_core = asyncio.Event()
+        """Set to have the next probe of its core now."""
 
     @property
     def id(self) -> str:
@@ -73,6 +77,11 @@ class Engine:
     def can_answer(self) -> bool:
         """A client's request may go to it; to a prefill engine only the first leg may."""
         return self.takes_requests and self.can_decode
+
+    @property
+    def takes_prefills(self) -> bool:
+        """A prefill leg may go to it."""
+        return self.takes_requests and not self.is_overdue
 
     @property
     def why_not(self) -> str:
@@ -116,7 +125,8 @@ class Engine:
         self.target_version = status.workers[0].target_version
 
     def mark_ready(self, remark: str = "") -> None:
-        self.ready, self.reason, self.needs_sync, self.is_lost = True, remark, False, False
+        self.ready, self.reason, self.needs_sync = True, remark, False
+        self.is_lost = self.is_overdue = False
 
     def mark_down(self, reason: str) -> None:
         """No more requests until a probe says otherwise; what it holds is unknown then."""
@@ -132,6 +142,12 @@ class Engine:
         """One stream broke; the engine may be well, so it goes on serving until the probe this asks for."""
         self.breaker.fail(visit)
         self.wake.set()
+
+    def miss(self) -> None:
+        """A prefill leg ran out of time: it may be busy or hang, which its core is asked now."""
+        self.is_overdue = True
+        self.wake.set()
+        self.wake_core.set()
 
     def lose(self) -> None:
         """It hangs, and others are there: all who wait for it are told, and go there."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from server.config import GatewaySettings
 from server.fleet import Engine, Fleet, common_parts
@@ -25,6 +26,7 @@ REQUIRED_PARTS = ("capture", "weights")
 MAX_SILENT_PROBES = 3
 """A busy engine may miss one probe; a dead one refuses the connection, which counts at once."""
 MAX_SILENT_CORE_PROBES = 2
+"""Of an engine that answers clients. Nobody has to wait for a prefill engine, so one silent probe is enough there."""
 CORE_SILENT = "the engine core does not answer"
 RESYNC_S = 30.0
 """Between attempts to bring an engine to the active draft when it could not be brought there."""
@@ -75,18 +77,22 @@ class HealthMonitor:
                 elif engine.needs_sync or is_odd:
                     next_resync_s = time.monotonic() + RESYNC_S
                     await self._sync(engine)
-            await self._pause(engine)
+            await _pause(engine.wake, self._settings.health_interval_s)
 
     async def watch_core(self, engine: Engine) -> None:
         """Ask one engine's core for as long as the gateway runs, and have it synchronised when it is not what it was."""
         num_silent = 0
+        max_silent = MAX_SILENT_CORE_PROBES if engine.can_decode else 1
         while True:
-            await asyncio.sleep(self._settings.core_interval_s)
+            await _pause(engine.wake_core, self._settings.core_interval_s)
+            engine.wake_core.clear()
             status, is_silent = await self._ask_core(engine)
             num_silent = num_silent + 1 if is_silent else 0
+            if status is not None and not engine.wake_core.is_set():
+                engine.is_overdue = False
             if status is not None and engine.ready and not engine.is_same(status):
                 engine.request_sync()
-            if num_silent >= MAX_SILENT_CORE_PROBES:
+            if num_silent >= max_silent:
                 self._hung.add(engine)
                 self._give_up(engine, CORE_SILENT)
             elif engine in self._hung and not num_silent:
@@ -168,12 +174,11 @@ class HealthMonitor:
             engine.breaker.fail()
         engine.mark_down(reason)
 
-    async def _pause(self, engine: Engine) -> None:
-        try:
-            async with asyncio.timeout(self._settings.health_interval_s):
-                await engine.wake.wait()
-        except TimeoutError:
-            pass
+
+async def _pause(wake: asyncio.Event, interval_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(interval_s):
+            await wake.wait()
 
 
 def _is_timeout(error: EngineError) -> bool:

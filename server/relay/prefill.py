@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from msgspec import Raw
 
-from server.fleet import Engine, Fleet
+from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.paths import COMPLETIONS_PATH
 from server.relay.breaker import Visit
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 PREFILL_TIMEOUT_S = 60.0
 """For one prefill leg, the queue of its engine included; past it the decode engine computes the prompt itself."""
 ABANDONED_S = 0.25
-"""How long a leg goes on when its client has left. An engine that is cut off with its answer on the way has granted a lease
+"""How long a leg goes on when nobody waits for it any more. An engine that is cut off with its answer on the way has granted a lease
 that nobody is told of; short legs are likely to be met like that, and cost little to wait for."""
 RELEASE_TIMEOUT_S = 5.0
 MAX_RELEASES = 64
@@ -135,12 +135,12 @@ class PrefillLegs:
         running = asyncio.ensure_future(self._run(exchange, leg.path, leg.fields, engine, visit))
         running.add_done_callback(lambda _: stack.close())
         try:
-            return await asyncio.shield(running)
+            return await engine.unless_lost(asyncio.shield(running))
+        except EngineLost as error:
+            self._abandon_soon(running, decode_engine)
+            raise PrefillFailed(f"engine {engine.id} hangs", is_death=True) from error
         except asyncio.CancelledError:
-            if len(self._releases) >= MAX_RELEASES:
-                running.cancel()
-            else:
-                self._start(self._abandon(running, decode_engine))
+            self._abandon_soon(running, decode_engine)
             raise
 
     async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
@@ -149,7 +149,7 @@ class PrefillLegs:
             status, content_type, body = await self._post(engine, exchange, path, asked)
         except CONNECTION_ERRORS as error:
             if is_silence(error):
-                engine.wake.set()
+                engine.miss()
             else:
                 engine.suspect(f"failed a prefill: {type(error).__name__}", visit)
             is_death = not is_silence(error) and not is_unreached(error)
@@ -197,8 +197,14 @@ class PrefillLegs:
         else:
             self._start(self._release(lease, decode_engine))
 
+    def _abandon_soon(self, running: asyncio.Future[Lease], decode_engine: Engine) -> None:
+        if len(self._releases) >= MAX_RELEASES:
+            running.cancel()
+        else:
+            self._start(self._abandon(running, decode_engine))
+
     async def _abandon(self, running: asyncio.Future[Lease], decode_engine: Engine) -> None:
-        """End a leg whose client has left, and the lease it may have come to."""
+        """End a leg that nobody waits for any more, and the lease it may have come to."""
         try:
             await asyncio.wait((running,), timeout=ABANDONED_S)
         finally:

@@ -188,7 +188,7 @@ class Router:
         num_prompt_tokens = len(prompt.token_ids)
         if num_prompt_tokens - candidate.num_cached_tokens < MIN_REMOTE_BLOCKS * _block_size(candidate.engine):
             return _Choice(alone, "cached" if candidate.num_cached_tokens else "short_prompt")
-        usable = [engine for engine in pool if engine.takes_requests and engine not in exclude]
+        usable = [engine for engine in pool if engine.takes_prefills and engine not in exclude]
         if not usable:
             # Nothing is left to weigh; what a prefill engine would have cost depends on how busy and how warm it is.
             return _Choice("recompute", "no_prefill_engine", "no prefill engine takes requests")

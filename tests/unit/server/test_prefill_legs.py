@@ -25,7 +25,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog " * 20
 TEXT = "and the cat jumps over the dog"
 
 
-def _running(tmp_path: Path, *kinds: PoolKind) -> Any:
+def _running(tmp_path: Path, *kinds: PoolKind, settings: dict[str, Any] | None = None) -> Any:
     tokenizer = build_tokenizer(tmp_path / "target")
     base: list[int] = []
 
@@ -39,6 +39,7 @@ def _running(tmp_path: Path, *kinds: PoolKind) -> Any:
         target_dir=tmp_path / "target",
         routing=RoutingSettings(policy="round_robin"),
         before=give,
+        settings=settings,
     )
 
 
@@ -214,10 +215,57 @@ def test_prefill_that_takes_too_long_is_no_death(tmp_path: Path, monkeypatch: py
     async def scenario() -> None:
         async with _running(tmp_path) as rig:
             _hang(rig.engine)
+            engine = rig.gateway.fleet.engines[0]
             for _ in range(2 * MAX_FAILURES):
                 assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+                assert engine.takes_requests
+                await eventually(lambda: engine.takes_prefills)
             assert len(rig.engine.bodies) == 2 * MAX_FAILURES
-            assert rig.gateway.fleet.engines[0].takes_requests
+
+    run(scenario())
+
+
+def test_prefill_engine_that_took_too_long_is_asked_again_once_its_core_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.relay.prefill.PREFILL_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        async with _running(tmp_path, settings={"core_timeout_s": 600.0}) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            rig.engine.first_gate = rig.engine.core_gate = gate = asyncio.Event()
+            for _ in range(4):
+                assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+            assert len(rig.engine.bodies) == 1
+            assert engine.ready, "it has missed no probe yet"
+            gate.set()
+            await eventually(lambda: engine.takes_prefills)
+            monkeypatch.setattr("server.relay.prefill.PREFILL_TIMEOUT_S", 600.0)
+            assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "remote_prefill"
+
+    run(scenario())
+
+
+def test_prefill_engine_that_hangs_is_waited_for_no_longer_than_its_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.relay.prefill.PREFILL_TIMEOUT_S", 600.0)
+
+    async def scenario() -> None:
+        async with _running(tmp_path, "prefill", "decode", settings={"core_interval_s": 0.02, "core_timeout_s": 1.0}) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            rig.engine.first_gate = rig.engine.core_gate = gate = asyncio.Event()
+            reply = await _ask(rig)
+            assert (reply.status, reply.headers["X-Paceline-Kv-Path"]) == (200, "recompute")
+            assert b"[DONE]" in reply.body
+            assert engine.is_lost
+            await eventually(lambda: rig.engine.num_aborted == 1)
+            assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "recompute"
+            assert len(rig.engine.bodies) == 1
+            gate.set()
+            await eventually(lambda: engine.ready)
+            assert (await _ask(rig)).headers["X-Paceline-Kv-Path"] == "remote_prefill"
+            assert await rig.metric('paceline_prefill_failures_total{engine="engine-0"}') == 1.0
 
     run(scenario())
 
