@@ -21,7 +21,7 @@ from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
 from wire.artifact import DraftManifest
-from wire.control import ActivateRequest, CommitReport, SwapReport
+from wire.control import ActivateRequest, CommitReport, EngineStatus, SwapReport
 from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class SwapCoordinator:
         self._metrics = metrics
         self._deadline_s = deadline_s
         self._lock = asyncio.Lock()
+        self._rollout: dict[Engine, EngineStatus] | None = None
+        """The engines that the swap under way moves, as they were when it began, until it is settled; None where there is none."""
 
     @property
     def is_busy(self) -> bool:
@@ -112,8 +114,13 @@ class SwapCoordinator:
         Where it cannot be brought there it serves all the same: the draft changes speed, never output. Raises EngineError where
         it does not answer, or is not the one that was checked any more.
         """
-        if not self.is_busy and engine.draft_version == self.drafts.active:
+        if self._rollout is None and engine.draft_version == self.drafts.active:
             engine.mark_ready()
+            return
+        if self._rollout is not None and engine in self._rollout and engine.is_same(self._rollout[engine]):
+            # The swap brings it into line. What it told may be older than its commit, so it is asked again.
+            engine.mark_ready()
+            engine.needs_sync = True
             return
         async with self._lock:
             status = await engine.client.status()
@@ -167,6 +174,8 @@ class SwapCoordinator:
                 failure = error
                 reverted = isinstance(error, CommitFailed) and bool(error.reverted)
                 result = _Result(previous, str(error), outcome="reverted" if reverted else "refused")
+            finally:
+                self._rollout = None
             report = SwapReport(
                 version=version,
                 previous=result.previous,
@@ -194,6 +203,7 @@ class SwapCoordinator:
             raise NoEngineReady(f"draft {version} cannot be committed, {self._fleet.why_not_ready()}")
         spec.require(manifest.spec, who=f"draft {version}")
         deadline = Deadline(self._deadline_s)
+        self._rollout = {engine: engine.status for engine in engines if engine.status is not None}
         await stage_on_all(engines, version, deadline)
         result = _Result(self.drafts.active, commits=await commit_on_all(engines, version, deadline))
         if problem := await self.drafts.persist_active(version):
