@@ -34,7 +34,7 @@ class EngineFacts(NamedTuple):
 
 
 def engine_facts(fleet: Fleet) -> list[EngineFacts]:
-    """Of the engines that have told what they are."""
+    """Of the engines that answer: of one that died the index remembers blocks until it is back as another process."""
     return [
         EngineFacts(
             id=engine.id,
@@ -43,7 +43,7 @@ def engine_facts(fleet: Fleet) -> list[EngineFacts]:
             block_bytes=engine.status.kv.block_size_tokens * engine.status.kv.bytes_per_token,
         )
         for engine in fleet.engines
-        if engine.status is not None
+        if engine.ready and engine.status is not None
     ]
 
 

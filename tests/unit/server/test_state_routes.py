@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from block_files import REALM, names_of, store_prefix
-from gateway_rig import GatewayRig, Reply, run, running
+from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server import disk
 from server.config import KV_STORE_DIRECTORY, KvStoreSettings
@@ -122,6 +122,17 @@ def test_what_an_engines_cache_cannot_do_is_refused_with_the_reason(tmp_path: Pa
                 assert (refused.status, refused.code) == (501, "state_unsupported")
                 assert advice in refused.json["error"]["message"]
             assert len(await located(rig, name)) == 1
+
+    run(scenario())
+
+
+def test_a_dead_engine_is_nowhere_to_look_for_kv(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            name = hold_in_engine(rig, "engine-0")
+            await rig.engine.stop()
+            await eventually(lambda: not rig.gateway.fleet.engines[0].ready)
+            assert await located(rig, name) == []
 
     run(scenario())
 

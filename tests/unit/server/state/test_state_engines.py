@@ -44,19 +44,23 @@ def test_engines_that_hold_a_prefix_are_its_locations() -> None:
     assert state.locate(names_of(1, first_token=7)[0]) == []
 
 
-def test_what_is_known_of_an_engine_is_what_it_told(tmp_path: Path) -> None:
-    async def facts_of_one_that_told() -> list[EngineFacts]:
+def test_what_is_known_of_an_engine_is_what_it_told_and_only_while_it_answers(tmp_path: Path) -> None:
+    async def facts_of_one_that_answers() -> list[EngineFacts]:
         fake = FakeEngine("told", SPEC, tmp_path, draft_version=0)
         async with aiohttp.ClientSession() as session:
             endpoints = [
-                EngineEndpoint(id=engine_id, url="http://127.0.0.1:9", events_endpoint="") for engine_id in ("told", "silent")
+                EngineEndpoint(id=engine_id, url="http://127.0.0.1:9", events_endpoint="")
+                for engine_id in ("told", "silent", "dead")
             ]
             engines = [Engine(EngineClient(endpoint, session), endpoint.events_endpoint) for endpoint in endpoints]
-            engines[0].adopt(fake.status())
+            for engine in (engines[0], engines[2]):
+                engine.adopt(fake.status())
+                engine.mark_ready()
+            engines[2].mark_down("died")
             await fake.close()
             return engine_facts(Fleet(engines))
 
-    assert asyncio.run(facts_of_one_that_told()) == [EngineFacts("told", "tiny", 0, 16 * 1024)]
+    assert asyncio.run(facts_of_one_that_answers()) == [EngineFacts("told", "tiny", 0, 16 * 1024)]
 
 
 def test_kv_of_different_target_versions_is_not_one_object() -> None:
