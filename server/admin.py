@@ -130,7 +130,7 @@ def _add_engine_routes(app: FastAPI, fleet: Fleet) -> None:
     async def drain(engine_id: str) -> Response:
         """Nothing new goes to the engine; what it has, it ends. Ask again until it is drained.
 
-        A gateway that restarts forgets it; asking again sets it anew.
+        An engine that was started again takes requests; so does every engine once the gateway was. Asking again sets it anew.
         """
         return json_response(_set_draining(find(engine_id), True))
 

@@ -35,7 +35,7 @@ class Engine:
         self.events_endpoint = events_endpoint
         self.kind = kind
         self.is_draining = False
-        """It ends what it has and gets nothing new; not kept over a restart of the gateway."""
+        """It ends what it has and gets nothing new; over with the process, the gateway's or its own."""
         self.ready = False
         """It answers, its parts are verified, and requests may go to it."""
         self.reason = "not probed yet"
@@ -119,6 +119,8 @@ class Engine:
             is_holding = not self.epoch and self.kind == "prefill"
             self.breaker.reset()
             self.leases.clear()
+            # Whoever drained it before the gateway had met it meant the process that runs.
+            self.is_draining = self.is_draining and not self.epoch
             self.last_lease_s = time.monotonic() if is_holding else None
         self.status = status
         self.draft_version = status.workers[0].draft_version

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from fake_engine import FakeEngine
 from gateway_rig import GatewayRig, eventually, run, running
 
 from server.config import KV_LEASE_S
@@ -76,6 +77,42 @@ def test_prefill_engine_is_drained_only_when_its_leases_are_over(tmp_path: Path)
     run(scenario())
 
 
+def test_engine_that_drains_takes_requests_only_once_it_was_started_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            await _drain(rig, "engine-0")
+            await rig.engine.stop()
+            await eventually(lambda: not engine.ready)
+            await rig.engine.start()
+            await eventually(lambda: engine.ready)
+            assert (await rig.complete()).status == 503, "it is the same process"
+            epoch = engine.epoch
+            await rig.engine.restart(draft_version=0)
+            await eventually(lambda: engine.ready and engine.epoch != epoch)
+            assert (await rig.complete()).status == 200
+
+    run(scenario())
+
+
+def test_engine_drained_before_the_gateway_has_met_it_stays_drained(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        def hang(engines: list[FakeEngine]) -> None:
+            engines[0].core_gate = asyncio.Event()
+
+        async with running(tmp_path, before=hang, wait_ready=False) as rig:
+            engine = rig.gateway.fleet.engines[0]
+            await eventually(lambda: "status" in rig.engine.calls)
+            assert not engine.epoch
+            assert (await _drain(rig, "engine-0"))["is_draining"] is True
+            assert rig.engine.core_gate is not None
+            rig.engine.core_gate.set()
+            await eventually(lambda: engine.ready)
+            assert not engine.takes_requests
+
+    run(scenario())
+
+
 def test_unknown_engine_is_named_with_the_known_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, num_engines=2) as rig:
@@ -108,7 +145,7 @@ def test_engines_restarted_one_by_one_under_load_fail_no_request(tmp_path: Path)
                 await eventually(lambda: not fleet_engine.ready)  # noqa: B023
                 await engine.restart(draft_version=0)
                 await eventually(lambda: fleet_engine.ready and fleet_engine.epoch != epoch)  # noqa: B023
-                await _drain(rig, engine.id, "undrain")
+                assert fleet_engine.takes_requests
                 num_replies = len(replies)
                 await eventually(lambda: len(replies) > num_replies + 10)  # noqa: B023
             stop.set()
