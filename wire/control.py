@@ -35,6 +35,15 @@ class KvLayout(Struct, frozen=True, kw_only=True):
     """`none`, `kv_producer`, `kv_consumer` or `kv_both`."""
 
 
+class AnswerLimits(Struct, frozen=True, kw_only=True):
+    """How many tokens an engine lets an answer have at most, beside what the context leaves; None: no more than that."""
+
+    default: int | None = None
+    """Of a chat that asks for no number (`max_new_tokens` of the model's generation_config.json)."""
+    cap: int | None = None
+    """Whatever is asked for."""
+
+
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """engine -> gateway: GET /paceline/status."""
 
@@ -48,6 +57,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     """K in force now; 0 is speculation off."""
     kv: KvLayout
     workers: list[WorkerStatus]
+    answer_limits: AnswerLimits = AnswerLimits()
 
 
 class StageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

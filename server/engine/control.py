@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import State
 
+from server.engine.answer_limits import read_answer_limits
 from server.engine.depth import UTILITY
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import engine_token, parts_config
@@ -94,6 +95,7 @@ class EngineControl:
 
     def __init__(self, engine_client: Any) -> None:
         self._engine = engine_client
+        self._answer_limits = read_answer_limits(engine_client.vllm_config.model_config)
         self._swapping = asyncio.Lock()
 
     async def status(self) -> EngineStatus:
@@ -108,6 +110,7 @@ class EngineControl:
             depth=await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, None)),
             kv=_whole_layout([msgspec.convert(answer["kv"], KvLayout) for answer in answers]),
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
+            answer_limits=self._answer_limits,
         )
 
     async def stage(self, request: StageRequest) -> StageRequest:

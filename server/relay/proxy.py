@@ -28,6 +28,7 @@ from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
 from server.relay.sse import EventRelay, is_engines_fault, reports_death
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
+from wire.control import AnswerLimits
 
 if TYPE_CHECKING:
     from server.routing.router import Route, Router
@@ -147,7 +148,9 @@ class Proxy:
                 raise CannotResume("the request has lost as many engines as it may")
             status = engine.status
             stream.go_on(
-                max_model_len=status.kv.max_model_len if status is not None else 0, target_version=engine.target_version
+                max_model_len=status.kv.max_model_len if status is not None else 0,
+                limits=status.answer_limits if status is not None else AnswerLimits(),
+                target_version=engine.target_version,
             )
         except CannotResume as error:
             await self._break_off(client, loss.event, f"{loss.reason}; {error}")

@@ -17,9 +17,10 @@ from msgspec import Raw
 from server.body import num_prompts
 from server.paths import CHAT_PATH
 from server.relay.exchange import Fields
+from wire.control import AnswerLimits
 
 DEFAULT_MAX_TOKENS = 16
-"""Of `/v1/completions`, as OpenAI and vLLM have it; a chat's default is what the context leaves."""
+"""Of `/v1/completions`, as OpenAI and vLLM have it; a chat's is its engine's to tell, else what the context leaves."""
 
 _NEVER = (
     "bad_words",
@@ -132,15 +133,20 @@ def asking_for_ids(fields: Fields) -> Fields:
     return {**fields, "return_token_ids": _TRUE, "stream_options": Raw(msgspec.json.encode(options))}
 
 
-def max_tokens_left(fields: Fields, wishes: Wishes, *, num_prompt: int, num_kept: int, max_model_len: int) -> int:
-    """How many tokens the rest of the answer may have; 0 or less when it is complete."""
-    room = max_model_len - num_prompt - num_kept
+def max_tokens_left(
+    fields: Fields, wishes: Wishes, limits: AnswerLimits, *, num_prompt: int, num_kept: int, max_model_len: int
+) -> int:
+    """How many tokens the rest of the answer may have; 0 or less when it is complete.
+
+    The whole may have what one engine would have given it: vllm/entrypoints/serve/utils/api_utils.py:get_max_tokens.
+    """
     asked = _value(fields, "max_tokens")
     if wishes.is_chat:
         asked = _value(fields, "max_completion_tokens") or asked
-    elif asked is None:
-        asked = DEFAULT_MAX_TOKENS
-    return room if not isinstance(asked, int) else min(asked - num_kept, room)
+    if asked is None:
+        asked = limits.default if wishes.is_chat else DEFAULT_MAX_TOKENS
+    bounds = [bound for bound in (asked, limits.cap) if isinstance(bound, int)]
+    return min([max_model_len - num_prompt, *bounds]) - num_kept
 
 
 def continuation(fields: Fields, wishes: Wishes, ids: Sequence[int], *, num_kept: int, max_tokens: int) -> Fields:

@@ -17,6 +17,7 @@ from server.paths import COMPLETIONS_PATH
 from server.relay.exchange import Exchange, Fields, Leg
 from server.relay.join import CannotResume, Join, find_join
 from server.relay.resumable import asking_for_ids, continuation, max_tokens_left, read_wishes
+from wire.control import AnswerLimits
 
 _END = b"\n\n"
 _CHUNK = b"data: {"
@@ -79,7 +80,7 @@ class Stream(Protocol):
         """The events that end an answer whose text is complete; empty where it is not."""
         ...
 
-    def go_on(self, *, max_model_len: int, target_version: int | None) -> None:
+    def go_on(self, *, max_model_len: int, limits: AnswerLimits, target_version: int | None) -> None:
         """Turn to the next engine; raises CannotResume."""
         ...
 
@@ -102,7 +103,7 @@ class PlainStream:
     def closing(self) -> bytes:
         return b""
 
-    def go_on(self, *, max_model_len: int, target_version: int | None) -> None:
+    def go_on(self, *, max_model_len: int, limits: AnswerLimits, target_version: int | None) -> None:
         raise CannotResume(self._reason)
 
 
@@ -145,7 +146,7 @@ class ResumableStream:
         usage = self._chunk([], usage=self._usage()) if self._wishes.usage else b""
         return usage + _DONE
 
-    def go_on(self, *, max_model_len: int, target_version: int | None) -> None:
+    def go_on(self, *, max_model_len: int, limits: AnswerLimits, target_version: int | None) -> None:
         if self._problem or not self._prompt_ids:
             raise CannotResume(self._problem or "the engine told no prompt ids")
         wishes = self._wishes
@@ -159,7 +160,9 @@ class ResumableStream:
         if wishes.token_ids and join.num_kept < len(self._ids):
             raise CannotResume("the client has token ids that would be generated anew")
         num_prompt, num_kept = len(self._prompt_ids), join.num_kept
-        left = max_tokens_left(self._asked, wishes, num_prompt=num_prompt, num_kept=num_kept, max_model_len=max_model_len)
+        left = max_tokens_left(
+            self._asked, wishes, limits, num_prompt=num_prompt, num_kept=num_kept, max_model_len=max_model_len
+        )
         if left <= 0:
             raise CannotResume("no token is left")
         del self._ids[num_kept:]

@@ -21,7 +21,7 @@ from fake_model import FakeModel
 
 from loadtest.stand_in import EngineStandIn
 from server.config import EngineEndpoint, PoolKind
-from wire.control import EngineStatus, KvLayout
+from wire.control import AnswerLimits, EngineStatus, KvLayout
 from wire.errors import ArtifactError
 from wire.messages import TOPIC_STATS, encode
 from wire.spec import SCHEMA_VERSION, CaptureSpec
@@ -61,6 +61,7 @@ class FakeEngine(EngineStandIn):
         self.store = DraftStore(state_dir)
         self.schema_version = SCHEMA_VERSION
         self.status_id = engine_id
+        self.answer_limits = AnswerLimits()
         self.calls: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
@@ -150,7 +151,12 @@ class FakeEngine(EngineStandIn):
         await self._publisher.send_multipart([TOPIC_STATS, b"\x00garbage"])
 
     def status(self) -> EngineStatus:
-        return msgspec.structs.replace(super().status(), schema_version=self.schema_version, engine_id=self.status_id)
+        return msgspec.structs.replace(
+            super().status(),
+            schema_version=self.schema_version,
+            engine_id=self.status_id,
+            answer_limits=self.answer_limits,
+        )
 
     def layout(self) -> KvLayout:
         transfer = {"combined": "none", "prefill": "kv_producer", "decode": "kv_consumer"}[self.kind]

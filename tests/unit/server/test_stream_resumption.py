@@ -14,6 +14,7 @@ from fake_model import FakeModel, build_tokenizer
 from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server.config import RoutingSettings
+from wire.control import AnswerLimits
 
 TEXT = "the quick brown fox — ünïcödé 🦊🦊 — jumps over the lazy dog, and the cat says END of it all"
 MESSAGES = [{"role": "user", "content": "say it"}]
@@ -191,6 +192,38 @@ def test_chat_without_a_limit_gets_what_the_context_leaves(tmp_path: Path) -> No
             _chunks(await _ask(rig, CHAT))
             second = next(engine.bodies[-1] for engine in rig.engines if "prompt" in engine.bodies[-1])
             assert second["max_tokens"] == 512 - len(second["prompt"])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "limits", "num_whole"),
+    [
+        (CHAT, {}, AnswerLimits(default=20), 20),
+        (CHAT, {"max_tokens": 30}, AnswerLimits(default=20), 30),
+        (CHAT, {"max_tokens": 30}, AnswerLimits(default=20, cap=20), 20),
+        (CHAT, {"max_completion_tokens": 10}, AnswerLimits(default=20, cap=20), 10),
+        (COMPLETIONS, {"max_tokens": None}, AnswerLimits(default=200), 16),
+        (COMPLETIONS, {"max_tokens": 30}, AnswerLimits(default=20, cap=20), 20),
+    ],
+    ids=str,
+)
+def test_a_broken_answer_gets_no_longer_than_an_unbroken_one(
+    tmp_path: Path, path: str, asked: dict[str, Any], limits: AnswerLimits, num_whole: int
+) -> None:
+    async def scenario() -> None:
+        def limit(engines: list[FakeEngine]) -> None:
+            _models(tmp_path)(engines)
+            for engine in engines:
+                engine.answer_limits = limits
+
+        async with running(tmp_path, num_engines=2, target_dir=tmp_path / "target", before=limit) as rig:
+            _die(rig, ("break", 3))
+            await _ask(rig, path, **asked)
+            second = next(body for engine in rig.engines for body in engine.bodies if isinstance(body.get("prompt"), list))
+            num_kept = len(second["prompt"]) - len(rig.engine.model.base)
+            assert num_kept > 0
+            assert num_kept + second["max_tokens"] == num_whole
 
     run(scenario())
 
