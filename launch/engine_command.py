@@ -37,6 +37,7 @@ _OWNED = {
     "dtype": "target.dtype",
     "worker_cls": "nothing: it is Paceline's worker",
     "weight_transfer_config": "nothing: it is Paceline's back end",
+    "enable_chunked_prefill": "nothing: it is on, or a long prompt would hold up every answer beside it for one whole step",
     "speculative_config": "draft.num_speculative_tokens",
     "served_model_name": "target.path",
     "kv_transfer_config": "pool.kind",
@@ -68,6 +69,7 @@ def engine_argv(
         "dtype": config.target.dtype,
         "worker_cls": GPU_WORKER if host.is_cuda else CPU_WORKER,
         "weight_transfer_config": {"backend": "paceline"},
+        "enable_chunked_prefill": True,
         "speculative_config": {
             "method": "eagle3",
             "model": str(draft_link),

