@@ -32,6 +32,7 @@ POLL_S = 1.0
 OPTIONS: dict[str, Any] = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": True}
 WHOLE_ANSWER: dict[str, Any] = {"stream": False, "stream_options": None}
 """Every fourth client waits for its answer in one piece; its disconnect takes another way through the server."""
+LEASES = "paceline_kv_leases_total"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 COUNTERS = {
     "requests in the gateway": "paceline_requests_in_flight",
@@ -71,11 +72,20 @@ async def leaks(bench: Bench) -> dict[str, Measured]:
         num_cut = await leave(system.url, system.model, prompts, longest_s=longest_s)
         progress(f"{num_cut} clients left")
         left, after_s = await until_clean(system, base)
+        ends = await system.read_metrics(lease_ends)
         afterwards = await run_batch(system.url, system.model, prompts[:CONCURRENCY], concurrency=CONCURRENCY, options=OPTIONS)
     failed = sum(not result.is_ok for result in (*warm_up, *afterwards))
-    detail = {"disconnects": num_cut, "still_held": left, "clean_after_s": round(after_s, 1), "failed_before_and_after": failed}
+    detail = {
+        "disconnects": num_cut,
+        "still_held": left,
+        "clean_after_s": round(after_s, 1),
+        "leases": ends,
+        "failed_before_and_after": failed,
+    }
     if failed:
         return {"disconnect_leaks": Measured(None, {"reason": "requests nobody left failed", **detail})}
+    if not ends.get("released"):
+        return {"disconnect_leaks": Measured(None, {"reason": "no client left between the two legs of its request", **detail})}
     return {"disconnect_leaks": Measured(len(left), detail)}
 
 
@@ -92,7 +102,8 @@ async def leave(
         while num_cut < number:
             index, patience_s = num_begun, draw.uniform(0.0, longest_s)
             num_begun += 1
-            options = OPTIONS | (WHOLE_ANSWER if index % 4 == 3 else {})
+            # A salt of its own: every prompt has to be prefilled, and some of them remotely.
+            options = OPTIONS | {"cache_salt": f"leaves-{index}"} | (WHOLE_ANSWER if index % 4 == 3 else {})
             if await is_cut(session, url, model, prompts[index % len(prompts)], options=options, patience_s=patience_s):
                 num_cut += 1
 
@@ -137,6 +148,11 @@ async def until_clean(system: System, base: Held) -> tuple[dict[str, float], flo
         if not left or elapsed_s > LEASE_S + SLACK_S:
             return left, elapsed_s
         await asyncio.sleep(POLL_S)
+
+
+def lease_ends(metrics: str) -> dict[str, float]:
+    """How many holds on prefilled KV ended in each way, by its name."""
+    return {sample.labels["end"]: sample.value for sample in parse(metrics) if sample.name == LEASES}
 
 
 def read_held(metrics: str) -> Held:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from loadtest.bars.load import Load, background_load, progress, reasons
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.closed_loop import run_batch
+from loadtest.exposition import total
 from loadtest.processes import SystemUnderTestError
 from loadtest.sources import human_eval
 from loadtest.statistics import Interval
@@ -32,6 +33,7 @@ SETTINGS = ("engine.enforce_eager=true", "target.dtype=float32", "engine.kv_cach
 CONCURRENCY = 8
 NUM_PROMPTS = 16
 OPTIONS: dict[str, Any] = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": True}
+REMOTE_PREFILLS = "paceline_routed_total"
 BACK_WITHIN_S = 900.0
 """A start takes some 50 s of processor time, of which two engines under load leave it a quarter of a core."""
 CALM_S = 8.0
@@ -62,41 +64,55 @@ class Kill:
 
 async def two_decode(bench: Bench) -> dict[str, Measured]:
     """Every process, the gateway too, with two decode replicas: whatever dies but the gateway, nobody notices."""
-    return {"drill_failed": unnoticed(*await _drill(bench, TWO_DECODE, System.process_names))}
+    return {"drill_failed": unnoticed(*await _drill(bench, TWO_DECODE))}
 
 
 async def one_decode(bench: Bench) -> dict[str, Measured]:
-    """The only decode replica, twice: its streams end with one error each, and nothing else goes wrong."""
-    return {"drill_single_failed_streams": well_failed(*await _drill(bench, ONE_DECODE, lambda _system: ["decode-0"]))}
+    """The same with one decode replica: its own streams end with one error each, and nothing else goes wrong."""
+    return {"drill_single_failed_streams": well_failed(*await _drill(bench, ONE_DECODE))}
 
 
-async def _drill(
-    bench: Bench, pools: Sequence[Pool], victims: Callable[[System], Sequence[str]]
-) -> tuple[Load, list[Kill], dict[str, str]]:
-    """Kill each victim once a round under load: the load, the kills, and the undisturbed answers by prompt id."""
+def unlike(passes: int) -> dict[str, Any]:
+    """Options of a pass over the prompts: no answer finds KV of an earlier one, so that prompts are prefilled, remotely too."""
+    return OPTIONS | {"cache_salt": f"pass-{passes}"}
+
+
+async def _drill(bench: Bench, pools: Sequence[Pool]) -> tuple[Load, list[Kill], dict[str, str]]:
+    """Kill every process once a round under load: the load, the kills, and the undisturbed answers by prompt id."""
     prompts = human_eval.load().train[:NUM_PROMPTS]
     kills: list[Kill] = []
     async with running_system(bench.up_arguments, SETTINGS, pools=pools) as system:
         reference = await undisturbed(system, prompts)
-        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=unlike) as load:
             for how in ROUNDS:
-                for name in victims(system):
-                    await calm(load)
+                for name in system.process_names():
+                    await calm(system, load)
                     kills.append(await kill(system, name, how))
                     progress(f"{kills[-1].shown()}; {len(load.failed)} of {len(load.results)} requests failed so far")
             await asyncio.sleep(CALM_S)
     return load, kills, reference
 
 
-async def calm(load: Load) -> None:
-    """Wait until requests are served again, one for each client; raises SystemUnderTestError where they are not."""
-    num_before = load.num_ok
+async def calm(system: System, load: Load) -> None:
+    """Wait until requests are served again, one for each client, and some over the prefill pool.
+
+    Raises SystemUnderTestError where they are not: what nobody uses can be killed unnoticed.
+    """
+    num_before, num_remote_before = load.num_ok, await num_remote_prefills(system)
     deadline_s = time.monotonic() + BACK_WITHIN_S
     await asyncio.sleep(CALM_S)
-    while load.num_ok < num_before + CONCURRENCY:
+    while load.num_ok < num_before + CONCURRENCY or await num_remote_prefills(system) <= num_remote_before:
         if time.monotonic() > deadline_s:
-            raise SystemUnderTestError(f"{load.num_ok - num_before} requests were served within {BACK_WITHIN_S:.0f} s")
+            raise SystemUnderTestError(
+                f"within {BACK_WITHIN_S:.0f} s {load.num_ok - num_before} requests were served, "
+                f"{await num_remote_prefills(system) - num_remote_before:.0f} over the prefill pool"
+            )
         await asyncio.sleep(CALM_S / 8)
+
+
+async def num_remote_prefills(system: System) -> float:
+    """Requests the gateway has sent over the prefill pool since it started."""
+    return await system.read_metrics(lambda page: total(page, REMOTE_PREFILLS, path="remote_prefill") or 0.0)
 
 
 async def undisturbed(system: System, prompts: Sequence[Prompt]) -> dict[str, str]:
@@ -153,8 +169,7 @@ def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -
     A killed gateway takes its open connections with it, and none can be made until the next one listens; every other request
     counts, those the next one answers among them.
     """
-    gateways = [kill for kill in kills if kill.process == "gateway"]
-    cut = [result for result in load.failed if any(_is_cut(result, kill) for kill in gateways)]
+    cut = _cut(load, kills)
     failed = [result for result in load.failed if result not in cut]
     other = differing(load.results, reference)
     detail = {
@@ -173,18 +188,23 @@ def unnoticed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -
 def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str]) -> Measured:
     """Requests that failed though their engine lived, that failed in a way no client handles, or were answered otherwise.
 
-    What was in flight at a kill may end with one error in OpenAI's shape, and so may what was sent until the engine was back.
+    What was in flight when the decode engine was killed may end with one error in OpenAI's shape, and so may what was sent until
+    it was back. What the gateway's own death broke is set apart; the death of any other process must not be noticed.
     """
-    on_it = [result for result in load.failed if _touches(result, [kill.death for kill in kills])]
-    refused = [result for result in load.failed if result not in on_it and _touches(result, [kill.outage for kill in kills])]
+    decodes = [kill for kill in kills if kill.process == "decode-0"]
+    cut = _cut(load, kills)
+    failed = [result for result in load.failed if result not in cut]
+    on_it = [result for result in failed if _touches(result, [kill.death for kill in decodes])]
+    refused = [result for result in failed if result not in on_it and _touches(result, [kill.outage for kill in decodes])]
     allowed = [result for result in on_it + refused if result.has_one_openai_error]
-    wrong = [result for result in load.failed if result not in allowed]
+    wrong = [result for result in failed if result not in allowed]
     other = differing(load.results, reference)
     detail = {
         "kills": [kill.shown() for kill in kills],
         "requests": len(load.results),
         "streams_on_the_killed_engine_that_failed": len(on_it),
         "refused_until_it_was_back": len(refused),
+        "cut_by_the_gateways_own_death": len(cut),
         "errors": reasons(allowed),
         "failed_otherwise": len(wrong),
         "reasons": reasons(wrong),
@@ -193,6 +213,12 @@ def well_failed(load: Load, kills: Sequence[Kill], reference: Mapping[str, str])
     if not on_it:
         return Measured(None, {"reason": "no stream ran on the engine when it was killed", **detail})
     return Measured(len(wrong) + len(other), detail)
+
+
+def _cut(load: Load, kills: Sequence[Kill]) -> list[StreamResult]:
+    """Requests that the gateway's own death broke."""
+    gateways = [kill for kill in kills if kill.process == "gateway"]
+    return [result for result in load.failed if any(_is_cut(result, kill) for kill in gateways)]
 
 
 def _is_cut(result: StreamResult, kill: Kill) -> bool:

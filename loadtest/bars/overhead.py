@@ -35,6 +35,7 @@ MIN_TOKENS, MAX_TOKENS = 16, 64
 NUM_KV_BLOCKS = 100_000
 """What the gateway knows of the engines' KV, all together, while they go on telling it of every request's."""
 INDEXED_WITHIN_S = 60.0
+LONG_CHARACTERS = 4000
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 
@@ -50,10 +51,25 @@ async def first_byte(bench: Bench) -> dict[str, Measured]:
         detail[f"first_byte_ms_{number}_engines"] = {"via_gateway": percentiles_ms(via), "direct": percentiles_ms(direct)}
         detail[f"requests_{number}_engines"] = {"via_gateway": len(via), "direct": len(direct)}
         progress(f"{number} engines: " + ", ".join(f"{name} {shown(value)} ms" for name, value in found[number].items()))
+    long = differences_ms(*await compare(2, long_prompts(human_eval.load().train), target_dir))
+    detail["long_prompts"] = {f"{name}_ms": shown(estimate) for name, estimate in long.items()}
     return {
         f"overhead_{name}_ms": Measured(max(estimates[name].value for estimates in found.values()), detail)
         for name in QUANTILES
     }
+
+
+def long_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Of 4 to 8 kB, as of a conversation; the gateway reads such off its event loop. Told, not judged."""
+    texts = [prompt.messages[-1]["content"] for prompt in prompts]
+    joined: list[Prompt] = []
+    text = ""
+    for index, part in enumerate(texts):
+        text += part
+        if len(text) >= LONG_CHARACTERS:
+            joined.append(Prompt(f"long-{index}", ({"role": "user", "content": text[: 2 * LONG_CHARACTERS]},)))
+            text = ""
+    return joined
 
 
 async def compare(number: int, prompts: Sequence[Prompt], target_dir: str | None) -> tuple[list[float], list[float]]:

@@ -8,7 +8,17 @@ import signal
 import time
 from collections.abc import Mapping
 
-from loadtest.bars.drill import BACK_WITHIN_S, CONCURRENCY, NUM_PROMPTS, OPTIONS, SETTINGS, TWO_DECODE, differing, undisturbed
+from loadtest.bars.drill import (
+    BACK_WITHIN_S,
+    CONCURRENCY,
+    NUM_PROMPTS,
+    SETTINGS,
+    TWO_DECODE,
+    calm,
+    differing,
+    undisturbed,
+    unlike,
+)
 from loadtest.bars.load import Load, background_load, progress
 from loadtest.bars.registry import Bench, Measured
 from loadtest.processes import POLL_S, SystemUnderTestError
@@ -26,8 +36,9 @@ async def rolling(bench: Bench) -> dict[str, Measured]:
     steps: dict[str, str] = {}
     async with running_system(bench.up_arguments, ("learner.enabled=false", *SETTINGS), pools=TWO_DECODE) as system:
         reference = await undisturbed(system, prompts)
-        async with background_load(system, prompts, concurrency=CONCURRENCY, options=lambda _passes: OPTIONS) as load:
+        async with background_load(system, prompts, concurrency=CONCURRENCY, options=unlike) as load:
             for pool in TWO_DECODE:
+                await calm(system, load)
                 steps[pool.id] = await restart(system, pool.id)
                 progress(f"{pool.id}: {steps[pool.id]}; {len(load.failed)} of {len(load.results)} requests failed so far")
     return {"rolling_restart_failed": value(load, steps, reference)}

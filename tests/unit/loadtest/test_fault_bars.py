@@ -139,6 +139,33 @@ def test_one_error_for_each_stream_on_the_only_decode_engine_is_as_promised(
     value = measure(monkeypatch, tmp_path, drill.one_decode, not_resuming)
     assert value.value == 0
     assert value.detail["streams_on_the_killed_engine_that_failed"] > 0
+    assert value.detail["cut_by_the_gateways_own_death"] > 0
+    assert len(value.detail["kills"]) == 2 * 4
+
+
+@pytest.mark.parametrize("function", [drill.two_decode, drill.one_decode, restarts.rolling])
+def test_a_prefill_pool_that_nobody_uses_is_not_killed_for_show(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Measure
+) -> None:
+    monkeypatch.setattr(drill, "BACK_WITHIN_S", 2.0)
+
+    def spoil(tiny: TinySystem) -> None:
+        tiny.uses_prefill_pool = False
+
+    with pytest.raises(SystemUnderTestError, match="0 over the prefill pool"):
+        measure(monkeypatch, tmp_path, function, spoil)
+
+
+def test_the_death_of_a_prefill_engine_is_nobodys_excuse() -> None:
+    kills = [
+        drill.Kill(name, "process", Interval(at_s, at_s + 5), at_s + 1)
+        for name, at_s in (("prefill-0", 10.0), ("decode-0", 50.0))
+    ]
+    error = {"status": 200, "error": "died", "error_bodies": [ERROR]}
+    excused = StreamResult("p", 49.0, ended_at_s=51.0, **error)
+    broken = StreamResult("p", 9.0, ended_at_s=11.0, **error)
+    assert drill.well_failed(Load([excused]), kills, {"p": ""}).value == 0
+    assert drill.well_failed(Load([excused, broken]), kills, {"p": ""}).value == 1
 
 
 @pytest.mark.parametrize(
@@ -213,8 +240,18 @@ def test_clients_that_leave_and_nothing_held_meet_the_bar(monkeypatch: pytest.Mo
     value = measure(monkeypatch, tmp_path, disconnects.leaks, seen.append)
     assert value.value == 0
     assert value.detail["disconnects"] >= 40
+    assert value.detail["leases"]["released"] > 0
     # Some leave before their request has arrived, on a slow machine most of them.
     assert 0 < seen[0].num_disconnects <= value.detail["disconnects"]
+
+
+def test_clients_that_never_left_between_the_legs_prove_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disconnects, "NUM_DISCONNECTS", 10)
+
+    def spoil(tiny: TinySystem) -> None:
+        tiny.uses_prefill_pool = False
+
+    assert measure(monkeypatch, tmp_path, disconnects.leaks, spoil).value is None
 
 
 def test_a_counter_that_leaks_with_each_disconnect_misses_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

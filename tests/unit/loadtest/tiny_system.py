@@ -47,10 +47,11 @@ class TinySystem:
         """Of every eighth request; the others are up to twice as slow, so that streams do not run in step."""
         self.num_requests = 0
         self.awaits_refusal = False
-        """A process that has ended is started anew only once a request was refused without it."""
+        """A decode engine that has ended is started anew only once a request was refused without it."""
         self.num_refused = 0
         self.is_resuming = True
-        """Requests outlive their engine. Else those in flight end with `stream_end` and new ones are refused."""
+        """Requests outlive the only decode engine. Else those in flight end with `stream_end` and new ones are refused."""
+        self.uses_prefill_pool = True
         self.stream_end: list[dict[str, Any] | str] = [{"error": ERROR}]
         self.refusal: object = {"error": ERROR}
         self.breaks_when_restarted = False
@@ -80,8 +81,12 @@ class TinySystem:
     def is_up(self, name: str) -> bool:
         return self.processes[name].poll() is None
 
+    @property
+    def decoders(self) -> list[str]:
+        return [pool.id for pool in self.pools if pool.kind != "prefill"]
+
     def are_decoders_up(self) -> bool:
-        return all(self.is_up(pool.id) for pool in self.pools if pool.kind != "prefill")
+        return all(map(self.is_up, self.decoders))
 
     async def supervise(self) -> None:
         """Start again what ended, a moment later."""
@@ -93,7 +98,7 @@ class TinySystem:
                     self.write()
                     num_refused = self.num_refused
                     await asyncio.sleep(0.05)
-                    while self.awaits_refusal and self.num_refused == num_refused:
+                    while self.awaits_refusal and not self.are_decoders_up() and self.num_refused == num_refused:
                         await asyncio.sleep(0.01)
                     self.start(name)
 
@@ -153,7 +158,8 @@ class TinySystem:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            is_lost = self.num_starts != starts or not all(map(self.is_up, self.names))
+            its_own = self.names if self.breaks_when_restarted else self.decoders
+            is_lost = any(self.num_starts[name] != starts[name] or not self.is_up(name) for name in its_own)
             if is_lost and (not self.is_resuming or self.breaks_when_restarted):
                 for event in self.stream_end:
                     await self._send(response, event)
@@ -171,6 +177,8 @@ class TinySystem:
         lines = [
             f"paceline_requests_in_flight {self.num_leaked}",
             "paceline_kv_leases_held 0",
+            f'paceline_kv_leases_total{{end="released"}} {self.num_disconnects * self.uses_prefill_pool}',
+            f'paceline_routed_total{{path="remote_prefill"}} {self.num_requests * self.uses_prefill_pool}',
             self.extra_metrics,
         ]
         for pool in self.pools:
