@@ -104,7 +104,9 @@ def positions(analysis: Analysis, palette: Palette) -> Figure | None:
     _lines(axes, middles, named, palette)
     axes.set_ylim(0, 109)
     axes.set_yticks([0, 25, 50, 75, 100])
-    title = f"Acceptance by position{'' if len(named) <= _MAX_LINES else f', the first {_MAX_LINES} of {len(named)}'}"
+    title = (
+        f"Acceptance by position, over time{'' if len(named) <= _MAX_LINES else f', the first {_MAX_LINES} of {len(named)}'}"
+    )
     dress(axes, palette, title, x=f"seconds since the start (windows of {found.window_s:g} s)", y="% of verify steps")
     legend(axes, palette, columns=_MAX_LINES)
     mark(axes, analysis, palette, with_labels=False)

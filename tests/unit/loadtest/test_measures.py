@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from statistics import NormalDist
@@ -328,6 +329,26 @@ def test_both_sources_of_al_are_told_with_their_difference(tmp_path: Path) -> No
     alone = analyse(write_run(tmp_path / "alone", told))
     assert (alone.acceptance_source, list(alone.acceptance_by_source)) == ("requests", ["requests"])
     assert alone.acceptance_length_difference is None
+
+
+def test_files_that_lack_proposals_and_gpus_are_read_all_the_same(tmp_path: Path) -> None:
+    told = [request(index, at_s=float(index), accepted_per_step=[1, 1]) for index in range(10)]
+    counted = [sample(float(second), steps=4.0 * second, accepted=[2.0 * second]) for second in range(11)]
+    path = write_run(tmp_path, told, counted)
+    later = {"proposed", "gpu_s", "drafted_per_step", "num_spec_tokens"}
+    for name in ("requests.jsonl", "timeline.jsonl"):
+        rows = [json.loads(line) for line in (path / name).read_text().splitlines()]
+        assert later & set(rows[0])
+        kept = [{key: value for key, value in row.items() if key not in later} for row in rows]
+        (path / name).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found = analyse(path)
+    assert not found.run.num_unreadable.total()
+    assert {name: each.acceptance_length.value for name, each in found.acceptance_by_source.items()} == {
+        "counters": pytest.approx(1.5),
+        "requests": pytest.approx(2.0),
+    }
+    report = result(found)
+    assert (report["spec_decode_draft_tokens"], report["spec_decode_acceptance_rate"]) == (None, None)
 
 
 def test_acceptance_by_position_is_told_window_by_window(tmp_path: Path) -> None:
