@@ -94,8 +94,8 @@ def test_requests_and_counters_tell_the_same_acceptance(found: Analysis) -> None
     assert requests.num_steps == pytest.approx(counters.num_steps, rel=0.2)
     assert requests.num_proposed / requests.num_steps == pytest.approx(counters.num_proposed / counters.num_steps, rel=0.05)
     assert requests.by_position == pytest.approx(counters.by_position, abs=0.05)
-    assert requests.acceptance_length.value > 1.1
-    assert abs(found.acceptance_length_difference or 0.0) < 0.1
+    assert requests.acceptance_length.value > 1.05
+    assert abs(found.acceptance_length_difference or 0.0) < 0.05
 
 
 def test_acceptance_of_each_position_is_told_over_time(found: Analysis) -> None:
