@@ -53,6 +53,8 @@ class Speculation(Struct):
     """Of vLLM with `--per-request-spec-decode-metrics detailed`."""
 
     per_step_accepted: list[int] | None = None
+    per_step_drafted: list[int] | None = None
+    num_spec_tokens: int | None = None
 
 
 class RequestMetrics(Struct):
@@ -68,10 +70,8 @@ class Chunk(Struct):
     metrics: RequestMetrics | None = None
 
     @property
-    def accepted_per_step(self) -> list[int] | None:
-        if self.metrics is None or self.metrics.speculative_decoding is None:
-            return None
-        return self.metrics.speculative_decoding.per_step_accepted
+    def speculation(self) -> Speculation | None:
+        return self.metrics.speculative_decoding if self.metrics else None
 
 
 _DECODER = msgspec.json.Decoder(Chunk)

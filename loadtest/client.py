@@ -51,6 +51,10 @@ class StreamResult:
     num_prompt_tokens: int | None = None
     accepted_per_step: list[int] | None = None
     """Proposals accepted in each verify step, where the engine tells them per request."""
+    drafted_per_step: list[int] | None = None
+    """Proposals made for each of these steps."""
+    num_spec_tokens: int | None = None
+    """K, the most proposals that the engine makes for a step."""
     draft_version: str | None = None
     target_version: str | None = None
     kv_path: str | None = None
@@ -195,8 +199,10 @@ def note(result: StreamResult, data: bytes, now_s: float) -> None:
         result.num_completion_tokens = chunk.usage.completion_tokens
         result.num_cached_tokens = chunk.usage.num_cached_tokens
         _settle_silent_end(result)
-    if chunk.accepted_per_step is not None:
-        result.accepted_per_step = chunk.accepted_per_step
+    if chunk.speculation is not None:
+        result.accepted_per_step = chunk.speculation.per_step_accepted
+        result.drafted_per_step = chunk.speculation.per_step_drafted
+        result.num_spec_tokens = chunk.speculation.num_spec_tokens
 
 
 def _note_tokens(result: StreamResult, chunk: Chunk, now_s: float) -> None:

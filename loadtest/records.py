@@ -54,6 +54,10 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     accepted_per_step: list[int] | None = None
     """Proposals accepted in each verify step, where the engine tells them per request."""
+    drafted_per_step: list[int] | None = None
+    """Proposals made for each of these steps."""
+    num_spec_tokens: int | None = None
+    """K, the most proposals that the engine makes for a step."""
     text: str = ""
 
 
@@ -88,12 +92,16 @@ class SystemSample(Struct, frozen=True, kw_only=True):
     """Verify steps by domain label and draft version."""
     accepted: dict[str, dict[str, list[float]]]
     """Accepted proposals by domain label and draft version, one number per position."""
+    proposed: dict[str, dict[str, float]] = {}
+    """Proposals by domain label and draft version, where the system counts them."""
     kv_paths: dict[str, float]
     """Routed requests by path."""
     prompt_tokens: float
     completion_tokens: float
     cpu_s: dict[str, float]
     """Processor seconds by process, where this machine can see them."""
+    gpu_s: dict[str, float] = {}
+    """GPU seconds since the run's start by GPU of this machine: busy ones; where a GPU does not tell them all, so its name says."""
     engines: dict[str, EngineSample]
     learner_loss: float | None = None
     learner_steps: int | None = None

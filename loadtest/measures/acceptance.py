@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,16 +24,22 @@ class Acceptance:
     """Share of verify steps whose proposal at this position was accepted."""
     num_steps: float
     num_accepted: float
+    num_proposed: float
+    """0 where nobody counts them."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor seconds of the system for a token."""
+    """Processor and GPU seconds of the system for a token. An effective token is an accepted proposal."""
 
     cpu_s_per_token: Estimate
     cpu_s_per_accepted_token: Estimate
+    gpu_s_per_token: Estimate
+    gpu_s_per_accepted_token: Estimate
     cpu_s: dict[str, float]
     """By process."""
+    gpu_s: dict[str, float]
+    """By GPU."""
     num_tokens: float
     num_accepted: float
 
@@ -53,6 +59,7 @@ def acceptance(windows: Sequence[Window], by_window: Sequence[Verified], blocks:
         by_position=whole.acceptance_by_position,
         num_steps=whole.steps,
         num_accepted=sum(whole.accepted),
+        num_proposed=whole.proposed,
     )
 
 
@@ -82,18 +89,32 @@ def by_version(windows: Sequence[Window], blocks: Blocks) -> dict[str, Acceptanc
 
 
 def cost(windows: Sequence[Window], blocks: Blocks) -> Cost:
-    """Over these windows; not a number where the system tells no tokens, or this machine no processor seconds."""
-    by_process: dict[str, float] = defaultdict(float)
-    for window in windows:
-        for process, seconds in window.cpu_s.items():
-            by_process[process] += seconds
-    cpu_s = _by_block([sum(window.cpu_s.values()) for window in windows], windows, blocks)
+    """Over these windows; not a number where the system tells no tokens, or this machine no seconds."""
+    cpu_s, gpu_s = (
+        _by_block([sum(seconds.values()) for seconds in spent], windows, blocks)
+        for spent in ([window.cpu_s for window in windows], [window.gpu_s for window in windows])
+    )
     tokens = _by_block([window.completion_tokens for window in windows], windows, blocks)
     accepted = _by_block([sum(window.of_domain(None).accepted) for window in windows], windows, blocks)
+
+    def price(seconds: Floats, bought: Floats) -> Estimate:
+        return bootstrap.ratio(blocks, seconds, bought) if seconds.sum() else bootstrap.NOTHING
+
     return Cost(
-        cpu_s_per_token=bootstrap.ratio(blocks, cpu_s, tokens) if cpu_s.sum() else bootstrap.NOTHING,
-        cpu_s_per_accepted_token=bootstrap.ratio(blocks, cpu_s, accepted) if cpu_s.sum() else bootstrap.NOTHING,
-        cpu_s=dict(by_process),
+        cpu_s_per_token=price(cpu_s, tokens),
+        cpu_s_per_accepted_token=price(cpu_s, accepted),
+        gpu_s_per_token=price(gpu_s, tokens),
+        gpu_s_per_accepted_token=price(gpu_s, accepted),
+        cpu_s=_summed(window.cpu_s for window in windows),
+        gpu_s=_summed(window.gpu_s for window in windows),
         num_tokens=float(tokens.sum()),
         num_accepted=float(accepted.sum()),
     )
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, seconds in part.items():
+            sums[name] += seconds
+    return dict(sums)

@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
+from loadtest.measures.histogram import Floats
 from loadtest.records import RequestRecord
 from loadtest.scenario import Slo
+
+_ROUNDING = 1e-6
+"""Of a token's number, where chunks are scaled."""
 
 
 def ttft_s(record: RequestRecord) -> float | None:
@@ -47,6 +53,20 @@ def acceptance_length(record: RequestRecord) -> float | None:
     """AL of one request: one token per verify step and the proposals accepted in it."""
     steps = record.accepted_per_step
     return 1.0 + sum(steps) / len(steps) if steps else None
+
+
+def verify_times_s(record: RequestRecord) -> Floats:
+    """When the last token of each verify step came, [steps].
+
+    A step emits what it accepted and one token; the prefill emits the first. Steps without a proposal are not told: where the
+    answer is longer than the steps that are, those are spread over it evenly. The last step may emit more than was asked for.
+    """
+    emitted = np.cumsum(np.asarray(record.accepted_per_step, dtype=float) + 1.0)
+    arrived = np.cumsum(np.asarray(tokens_by_chunk(record), dtype=float))
+    later = max(arrived[-1] - 1.0, 0.0)
+    token = 1.0 + np.minimum(emitted * max(later / emitted[-1], 1.0), later)
+    chunk = np.searchsorted(arrived, token - _ROUNDING)
+    return np.asarray(record.chunk_times_s)[np.minimum(chunk, len(arrived) - 1)]
 
 
 def is_good(record: RequestRecord, slo: Slo) -> bool:

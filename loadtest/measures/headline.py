@@ -39,12 +39,17 @@ MEASURES = (
     Measure("itl_p99", "ITL p99", "ms", "lower"),
     Measure("e2e_p50", "E2E p50", "ms", "lower"),
     Measure("e2e_p99", "E2E p99", "ms", "lower"),
+    Measure("tokens_per_chunk", "tokens per chunk", "", "higher"),
     Measure("requests_per_s", "whole answers", "1/s", "higher"),
+    Measure("good_requests_per_s", "goodput", "1/s", "higher"),
     Measure("tokens_per_s", "output tokens", "1/s", "higher"),
     Measure("good_share", "within objectives", "", "higher", "difference"),
     Measure("failed_share", "failed", "", "lower", "difference"),
     Measure("acceptance_length", "AL", "tokens/step", "higher"),
     Measure("cpu_s_per_token", "processor time", "s/token", "lower"),
+    Measure("cpu_s_per_accepted_token", "CPU/effective token", "s", "lower"),
+    Measure("gpu_s_per_token", "GPU time", "s/token", "lower"),
+    Measure("gpu_s_per_accepted_token", "GPU/effective token", "s", "lower"),
 )
 
 
@@ -60,11 +65,16 @@ def headline(
         for percentile in ("p50", "p99")
     }  # fmt: skip
     found |= {
+        "tokens_per_chunk": everything.tokens_per_chunk,
         "requests_per_s": throughput.requests_per_s,
+        "good_requests_per_s": throughput.good_requests_per_s if has_objectives else NOTHING,
         "tokens_per_s": throughput.tokens_per_s,
         "good_share": everything.good_share if has_objectives else NOTHING,
         "failed_share": everything.failed_share,
         "acceptance_length": acceptance.acceptance_length if acceptance.num_steps else everything.acceptance_length,
         "cpu_s_per_token": cost.cpu_s_per_token,
+        "cpu_s_per_accepted_token": cost.cpu_s_per_accepted_token,
+        "gpu_s_per_token": cost.gpu_s_per_token,
+        "gpu_s_per_accepted_token": cost.gpu_s_per_accepted_token,
     }
     return {name: estimate for name, estimate in found.items() if estimate.value == estimate.value}

@@ -10,7 +10,7 @@ import numpy as np
 from loadtest.measures.arrivals import Arrivals
 from loadtest.measures.histogram import Floats, counts_by, sums_by
 from loadtest.measures.table import Mask, RequestTable
-from loadtest.measures.timeline import Window
+from loadtest.measures.timeline import Verified, Window
 from loadtest.statistics import Interval
 
 Line = list[float | None]
@@ -35,6 +35,8 @@ class Series:
     num_failed: list[int]
     acceptance_length: Line
     acceptance_length_by_domain: dict[str, Line]
+    acceptance_by_position: dict[str, Line]
+    """Share of verify steps whose proposal at this position, from 1 on, was accepted; over all domains."""
     active_version: list[int | None]
     kv_usage: dict[str, Line]
     """By engine, share of its KV blocks that are in use."""
@@ -93,6 +95,7 @@ def series(table: RequestTable, arrivals: Arrivals, windows: Sequence[Window], w
         num_failed=[int(count) for count in counts(failed)],
         acceptance_length=lengths(None),
         acceptance_length_by_domain={domain: lengths(domain) for domain in domains},
+        acceptance_by_position=_by_position(padded),
         active_version=[window.active_version if window else None for window in padded],
         kv_usage={engine: gauge(engine, "kv_usage") for engine in engines},
         num_running={engine: gauge(engine, "num_running") for engine in engines},
@@ -123,6 +126,19 @@ def worst_window(found: Series, span: Interval, *, has_objectives: bool) -> Wors
         num_requests=round((found.sent_per_s[worst] or 0.0) * found.window_s),
         num_failed=found.num_failed[worst],
     )
+
+
+def _by_position(windows: Sequence[Window | None]) -> dict[str, Line]:
+    verified = [window.of_domain(None) if window else Verified() for window in windows]
+    depth = max((len(each.accepted) for each in verified), default=0)
+    shares = [each.acceptance_by_position for each in verified]
+    return {
+        str(position + 1): [
+            None if not each.steps else share[position] if position < len(share) else 0.0
+            for each, share in zip(verified, shares, strict=True)
+        ]
+        for position in range(depth)
+    }
 
 
 def _each(windows: Sequence[Window | None], value: Callable[[Window], float | None]) -> Line:

@@ -6,6 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from loadtest.measures import definitions
+from loadtest.measures.histogram import Ints
 from loadtest.records import EngineSample, RequestRecord, Swap, SystemSample
 
 _NICE_LENGTHS_S = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -31,9 +35,12 @@ class Verified:
 
     steps: float = 0.0
     accepted: list[float] = field(default_factory=list)
+    proposed: float = 0.0
+    """Over all positions; 0 where nobody counts them."""
 
-    def add(self, steps: float, accepted: Iterable[float]) -> None:
+    def add(self, steps: float, accepted: Iterable[float], proposed: float = 0.0) -> None:
         self.steps += steps
+        self.proposed += proposed
         for position, count in enumerate(accepted):
             if position == len(self.accepted):
                 self.accepted.append(0.0)
@@ -53,7 +60,7 @@ class Verified:
 def pooled(parts: Iterable[Verified]) -> Verified:
     whole = Verified()
     for part in parts:
-        whole.add(part.steps, part.accepted)
+        whole.add(part.steps, part.accepted, part.proposed)
     return whole
 
 
@@ -67,6 +74,7 @@ class Window:
     completion_tokens: float = 0.0
     prompt_tokens: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     kv_paths: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     active_version: int | None = None
     engines: dict[str, EngineSample] = field(default_factory=dict)
@@ -110,20 +118,31 @@ def read_timeline(samples: Iterable[SystemSample], length_s: float) -> Timeline:
 
 
 class VerifiedRequests:
-    """The same from what engines tell of each request, for servers whose counters say nothing, or not which domain."""
+    """The same from what engines tell of each request that was answered to its end."""
 
     def __init__(self, length_s: float) -> None:
         self.timeline = Timeline(length_s)
 
     def watch(self, records: Iterable[RequestRecord]) -> Iterator[RequestRecord]:
-        """Pass the records on; the steps of one belong to the window in the middle of its answer."""
+        """Pass the records on; each verify step belongs to the window in which its last token came."""
         for record in records:
             if record.accepted_per_step and record.chunk_times_s:
-                window = _window_at(self.timeline, (record.chunk_times_s[0] + record.chunk_times_s[-1]) / 2)
-                depth = max(record.accepted_per_step)
-                accepted = [sum(number > position for number in record.accepted_per_step) for position in range(depth)]
-                window.verified[record.domain, record.draft_version or "unknown"].add(len(record.accepted_per_step), accepted)
+                self._add(record, np.asarray(record.accepted_per_step))
             yield record
+
+    def _add(self, record: RequestRecord, accepted: Ints) -> None:
+        drafted = record.drafted_per_step or []
+        proposed = np.asarray(drafted if len(drafted) == len(accepted) else np.zeros(len(accepted)))
+        # A position at which nothing was accepted is a position all the same.
+        positions = np.arange(max(record.num_spec_tokens or 0, *drafted, accepted.max()))
+        of_step = np.maximum(definitions.verify_times_s(record) // self.timeline.length_s, 0).astype(np.int64)
+        for number in np.unique(of_step):
+            chosen = of_step == number
+            counts = (accepted[chosen, None] > positions).sum(axis=0)
+            window = _window_at(self.timeline, float(number * self.timeline.length_s))
+            window.verified[record.domain, record.draft_version or "unknown"].add(
+                float(chosen.sum()), map(float, counts), float(proposed[chosen].sum())
+            )
 
 
 def take_verified(timeline: Timeline, requests: Timeline) -> str:
@@ -153,11 +172,15 @@ def _add_growth(window: Window, before: SystemSample, after: SystemSample) -> No
             old_counts = before.accepted.get(domain, {}).get(version, [])
             old_counts = old_counts + [0.0] * (len(counts) - len(old_counts))
             grown = [increase(old, new) for old, new in zip(old_counts, counts, strict=False)]
-            window.verified[domain, version].add(increase(old_steps, steps), grown)
+            old_proposed = before.proposed.get(domain, {}).get(version, 0.0)
+            proposed = after.proposed.get(domain, {}).get(version, 0.0)
+            window.verified[domain, version].add(increase(old_steps, steps), grown, increase(old_proposed, proposed))
     window.completion_tokens += increase(before.completion_tokens, after.completion_tokens)
     window.prompt_tokens += increase(before.prompt_tokens, after.prompt_tokens)
     for process, seconds in after.cpu_s.items():
         # A process that was not seen before brings the seconds of its start along; only what is seen to grow counts.
         window.cpu_s[process] += increase(before.cpu_s.get(process, seconds), seconds)
+    for gpu, seconds in after.gpu_s.items():
+        window.gpu_s[gpu] += increase(before.gpu_s.get(gpu, seconds), seconds)
     for path, number in after.kv_paths.items():
         window.kv_paths[path] += increase(before.kv_paths.get(path, 0.0), number)

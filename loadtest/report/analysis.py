@@ -46,6 +46,8 @@ class Analysis:
     acceptance_source: str
     """`counters` of the system, `requests` as the engine tells of each, or `nothing`."""
     acceptance: Acceptance
+    acceptance_by_source: Mapping[str, Acceptance]
+    """From the system's `counters` and from what the engine tells of `requests`, each where it tells of any verify step."""
     acceptance_by_domain: Mapping[str, Acceptance]
     acceptance_by_version: Mapping[str, Acceptance]
     cost: Cost
@@ -60,6 +62,14 @@ class Analysis:
     @property
     def scenario(self) -> Scenario:
         return self.run.scenario
+
+    @property
+    def acceptance_length_difference(self) -> float | None:
+        """AL of the requests less AL of the counters; None where only one of them tells it."""
+        found = self.acceptance_by_source
+        if len(found) < 2:
+            return None
+        return found["requests"].acceptance_length.value - found["counters"].acceptance_length.value
 
     @property
     def has_objectives(self) -> bool:
@@ -85,11 +95,15 @@ def analyse(path: Path) -> Analysis:
     arrivals, verified = Arrivals(), VerifiedRequests(window_s)
     table = RequestTable(verified.watch(arrivals.watch(run.requests())), scenario.slo)
     timeline = read_timeline(run.samples(), window_s)
-    source = take_verified(timeline, verified.timeline)
     span = measured_span(scenario, arrivals.last_end_s)
+    blocks = bootstrap.divide(span.start_s, span.end_s)
+    by_source = {
+        name: acceptance.overall(acceptance.inside(found.windows, span), blocks)
+        for name, found in (("counters", timeline), ("requests", verified.timeline))
+    }
+    source = take_verified(timeline, verified.timeline)
     intended_s = table["intended_at_s"]
     measured = (intended_s >= span.start_s) & (intended_s < span.end_s)
-    blocks = bootstrap.divide(span.start_s, span.end_s)
     everything = summarize(table, measured, blocks)
     windows = acceptance.inside(timeline.windows, span)
     found = series(table, arrivals, timeline.windows, window_s)
@@ -106,6 +120,7 @@ def analyse(path: Path) -> Analysis:
         timeline=timeline,
         acceptance_source=source,
         acceptance=acceptance.overall(windows, blocks),
+        acceptance_by_source={name: found for name, found in by_source.items() if found.num_steps},
         acceptance_by_domain=acceptance.by_domain(windows, blocks),
         acceptance_by_version=acceptance.by_version(windows, blocks),
         cost=acceptance.cost(windows, blocks),

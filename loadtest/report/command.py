@@ -14,6 +14,7 @@ HTML_FILE = "report.html"
 
 _FIGURES = {
     "over_time": (time_figures.over_time, "AL, throughput and TTFT over time"),
+    "positions_over_time": (time_figures.positions, "acceptance by position over time"),
     "latencies": (spread_figures.latencies, "cumulative distributions of latencies"),
     "domains": (spread_figures.domains, "AL and latencies by domain"),
     "positions": (spread_figures.positions, "acceptance by position"),
@@ -47,6 +48,7 @@ def write(analysis: Analysis, comparisons: list[Comparison]) -> None:
     whole = result.result(analysis)
     whole["paceline"]["against_baseline"] = result.comparisons(comparisons)
     result.write(directory / result.FILE, whole)
+    result.write(directory / result.SUMMARY_FILE, result.summary(whole))
 
 
 def _file_of(baseline: Path) -> Path:

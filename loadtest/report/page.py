@@ -51,6 +51,7 @@ def page(analysis: Analysis, figures: Mapping[str, str], comparisons: Sequence[C
         f"<h1>{name}</h1><p class=what>{escape(analysis.scenario.what)}<br><small>{escape(_origin(analysis))}</small></p>",
         _words(sentences(analysis)),
         _wide(figures.get("over_time"), _TIME_CAPTION),
+        _wide(figures.get("positions_over_time"), ""),
         "<h2>Measures</h2>",
         _scroll(_measures(analysis)),
         "<h2>Distributions and groups</h2>",
@@ -201,16 +202,31 @@ def _comparison(comparisons: Sequence[Comparison]) -> list[str]:
 def _fine_print(analysis: Analysis) -> str:
     blocks = analysis.blocks
     cost = analysis.cost
-    spent = ", ".join(f"{name} {number(seconds)} s" for name, seconds in sorted(cost.cpu_s.items()))
     return " ".join(
         part
         for part in (
             f"Measured from {analysis.span.start_s:g} to {analysis.span.end_s:.1f} s. Latencies count from the intended send time.",
             f"Intervals: bootstrap over {blocks.number} blocks of {blocks.length_s:.1f} s.",
             f"AL is counted from {analysis.acceptance_source}." if analysis.acceptance.num_steps else "",
-            f"Processor time: {spent}; {interval(cost.cpu_s_per_accepted_token, 1e3)} ms for an accepted token."
-            if spent
-            else "",
+            _both_sources(analysis),
+            _spent("Processor time", cost.cpu_s, cost.cpu_s_per_accepted_token),
+            _spent("GPU time", cost.gpu_s, cost.gpu_s_per_accepted_token),
         )
         if part
     )
+
+
+def _both_sources(analysis: Analysis) -> str:
+    if analysis.acceptance_length_difference is None:
+        return ""
+    values = " and ".join(
+        f"{found.acceptance_length.value:.3f} by {source}" for source, found in analysis.acceptance_by_source.items()
+    )
+    return f"AL is {values}, a difference of {analysis.acceptance_length_difference:+.3f}."
+
+
+def _spent(what: str, seconds_by: Mapping[str, float], per_effective_token: Estimate) -> str:
+    if not any(seconds_by.values()):
+        return ""
+    spent = ", ".join(f"{name} {number(seconds)} s" for name, seconds in sorted(seconds_by.items()))
+    return f"{what}: {spent}; {interval(per_effective_token, 1e3)} ms for an effective token, an accepted proposal."

@@ -15,6 +15,7 @@ import msgspec
 
 from loadtest.detectors.regression import Comparison
 from loadtest.measures import bootstrap
+from loadtest.measures.acceptance import Acceptance
 from loadtest.measures.headline import MEASURES
 from loadtest.measures.run_directory import RunDirectoryError
 from loadtest.measures.summary import Distribution
@@ -24,6 +25,8 @@ from loadtest.statistics import Estimate
 
 SCHEMA_VERSION = 1
 FILE = "report.json"
+SUMMARY_FILE = "summary.json"
+"""Where `vllm bench sweep plot` and `plot_pareto` look for results."""
 
 
 def result(analysis: Analysis) -> dict[str, Any]:
@@ -32,7 +35,12 @@ def result(analysis: Analysis) -> dict[str, Any]:
     return whole
 
 
-def write(path: Path, report: Mapping[str, Any]) -> None:
+def summary(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """vLLM's keys of a report alone, in the list that vLLM's plots of sweeps read."""
+    return [{name: value for name, value in report.items() if name != "paceline"}]
+
+
+def write(path: Path, report: Mapping[str, Any] | Sequence[Any]) -> None:
     """Replace the file at once, so that nobody reads half of it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
@@ -93,19 +101,27 @@ def _vllm_keys(analysis: Analysis) -> dict[str, Any]:
         "total_token_throughput": flow.tokens_per_s.value + input_rate,
         "max_output_tokens_per_s": flow.max_tokens_per_s,
         "max_concurrent_requests": flow.max_in_flight,
+        "rtfx": 0.0,  # of speech, as vLLM has it for text
     }
     for name, distribution in (
         ("ttft", everything.ttft_ms), ("tpot", everything.tpot_ms), ("itl", everything.itl_ms), ("e2el", everything.e2e_ms)
     ):  # fmt: skip
         keys |= _latency(name, distribution)
-    if analysis.acceptance.num_steps:
-        keys |= {
-            "spec_decode_acceptance_length": analysis.acceptance.acceptance_length.value,
-            "spec_decode_num_drafts": round(analysis.acceptance.num_steps),
-            "spec_decode_accepted_tokens": round(analysis.acceptance.num_accepted),
-            "spec_decode_per_position_acceptance_rates": analysis.acceptance.by_position,
-        }
-    return keys
+    return keys | _speculation(analysis.acceptance)
+
+
+def _speculation(found: Acceptance) -> dict[str, Any]:
+    """As vLLM, nothing without verify steps; the rate is in %."""
+    if not found.num_steps:
+        return {}
+    return {
+        "spec_decode_acceptance_rate": 100.0 * found.num_accepted / found.num_proposed if found.num_proposed else None,
+        "spec_decode_acceptance_length": found.acceptance_length.value,
+        "spec_decode_num_drafts": round(found.num_steps),
+        "spec_decode_draft_tokens": round(found.num_proposed) if found.num_proposed else None,
+        "spec_decode_accepted_tokens": round(found.num_accepted),
+        "spec_decode_per_position_acceptance_rates": found.by_position,
+    }
 
 
 def _latency(name: str, distribution: Distribution) -> dict[str, float]:
@@ -155,6 +171,8 @@ def _ours(analysis: Analysis) -> dict[str, Any]:
         "acceptance": {
             "source": analysis.acceptance_source,
             "overall": analysis.acceptance,
+            "by_source": analysis.acceptance_by_source,
+            "requests_less_counters": analysis.acceptance_length_difference,
             "by_domain": analysis.acceptance_by_domain,
             "by_version": analysis.acceptance_by_version,
         },

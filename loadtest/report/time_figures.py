@@ -1,4 +1,4 @@
-"""Figures of the run over time, everything on one clock: AL, throughput, TTFT; and what the engines held."""
+"""Figures of the run over time, everything on one clock: AL, throughput, TTFT; each position; and what the engines held."""
 
 from __future__ import annotations
 
@@ -90,6 +90,28 @@ def _failures(axes: Axes, analysis: Analysis, middles: Sequence[float], palette:
                 str(number), (at_s, 0.0), xytext=(0, 6), textcoords="offset points", ha="center", color=palette.series[1],
                 fontsize=8, zorder=5,
             )  # fmt: skip
+
+
+def positions(analysis: Analysis, palette: Palette) -> Figure | None:
+    """Share of verify steps whose proposal was accepted, a line for each position; None without verify steps."""
+    found = analysis.series
+    if not found.acceptance_by_position:
+        return None
+    figure = new_figure(9.6, 2.9)
+    axes = figure.subplots()
+    middles = [start_s + found.window_s / 2 for start_s in found.start_s]
+    named = {f"position {position}": _percent(line) for position, line in found.acceptance_by_position.items()}
+    _lines(axes, middles, named, palette)
+    axes.set_ylim(0, 109)
+    axes.set_yticks([0, 25, 50, 75, 100])
+    title = (
+        f"Acceptance by position, over time{'' if len(named) <= _MAX_LINES else f', the first {_MAX_LINES} of {len(named)}'}"
+    )
+    dress(axes, palette, title, x=f"seconds since the start (windows of {found.window_s:g} s)", y="% of verify steps")
+    legend(axes, palette, columns=_MAX_LINES)
+    mark(axes, analysis, palette, with_labels=False)
+    axes.set_xlim(0, max(analysis.span.end_s, found.start_s[-1] + found.window_s))
+    return figure
 
 
 def engines(analysis: Analysis, palette: Palette) -> Figure | None:

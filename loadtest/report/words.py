@@ -148,6 +148,14 @@ def _speculation(analysis: Analysis) -> list[str]:
         f"{domain} {found.acceptance_length.value:.2f}" for domain, found in analysis.acceptance_by_domain.items()
     )
     several = f" ({domains})" if len(analysis.acceptance_by_domain) > 1 else ""
-    cost = analysis.cost.cpu_s_per_token
-    price = f"; {number(1e3 * cost.value)} ms of processor time a token" if cost.value == cost.value else ""
+    cost = analysis.cost
+    prices = (
+        ("processor", cost.cpu_s_per_token, cost.cpu_s_per_accepted_token),
+        ("GPU", cost.gpu_s_per_token, cost.gpu_s_per_accepted_token),
+    )
+    price = "".join(
+        f"; {number(1e3 * token.value)} ms of {what} time a token, {number(1e3 * effective.value)} ms an effective one"
+        for what, token, effective in prices
+        if token.value == token.value
+    )
     return [f"AL {analysis.acceptance.acceptance_length.value:.2f}{several}{price}."]

@@ -18,11 +18,13 @@ _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _PROMPT_TOKENS = "vllm:prompt_tokens_total"
 _COMPLETION_TOKENS = "vllm:generation_tokens_total"
+_PROPOSED = "paceline_proposed_tokens_total"
 _STOCK_STEPS = "vllm:spec_decode_num_drafts_total"
+_STOCK_PROPOSED = "vllm:spec_decode_num_draft_tokens_total"
 _STOCK_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 _READ = (VERIFY_STEPS, ACCEPTED_TOKENS, _LEARNER_LOSS, _LEARNER_STEPS, _ROUTED, _ACTIVE, _READY, _RUNNING, _WAITING, _KV_USAGE,
-         _PROMPT_TOKENS, _COMPLETION_TOKENS, _STOCK_STEPS, _STOCK_ACCEPTED)  # fmt: skip
+         _PROMPT_TOKENS, _COMPLETION_TOKENS, _PROPOSED, _STOCK_STEPS, _STOCK_PROPOSED, _STOCK_ACCEPTED)  # fmt: skip
 
 
 class Page:
@@ -54,7 +56,13 @@ class Page:
 
 
 def sample_of(
-    page: Page, status: AdminStatus | None, *, at_s: float, cpu_s: Mapping[str, float], swaps: Sequence[Swap]
+    page: Page,
+    status: AdminStatus | None,
+    *,
+    at_s: float,
+    cpu_s: Mapping[str, float],
+    gpu_s: Mapping[str, float],
+    swaps: Sequence[Swap],
 ) -> SystemSample:
     """What is absent stays empty: another server than ours has no drafts that learn, and needs no operator."""
     active = page.value(_ACTIVE)
@@ -62,12 +70,14 @@ def sample_of(
     return SystemSample(
         at_s=at_s,
         active_version=int(active) if active is not None else status.active_version if status else None,
-        steps=_steps(page),
+        steps=_by_source(page.of(VERIFY_STEPS) or page.of(_STOCK_STEPS)),
         accepted=_accepted(page),
+        proposed=_by_source(page.of(_PROPOSED) or page.of(_STOCK_PROPOSED)),
         kv_paths=page.by_label(_ROUTED, "path"),
         prompt_tokens=page.total(_PROMPT_TOKENS),
         completion_tokens=page.total(_COMPLETION_TOKENS),
         cpu_s=dict(cpu_s),
+        gpu_s=dict(gpu_s),
         engines=_engines(page, status),
         learner_loss=page.value(_LEARNER_LOSS),
         learner_steps=None if num_steps is None else int(num_steps),
@@ -75,10 +85,10 @@ def sample_of(
     )
 
 
-def _steps(page: Page) -> dict[str, dict[str, float]]:
-    """By domain and draft version; of stock vLLM, which knows neither, under two empty names."""
+def _by_source(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Sums by domain and draft version; of stock vLLM, which knows neither, under two empty names."""
     found: dict[str, dict[str, float]] = {}
-    for sample in page.of(VERIFY_STEPS) or page.of(_STOCK_STEPS):
+    for sample in samples:
         versions = found.setdefault(sample.labels.get("domain", ""), {})
         version = sample.labels.get("draft_version", "")
         versions[version] = versions.get(version, 0.0) + sample.value

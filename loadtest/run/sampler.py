@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
 
 from loadtest.records import Swap, SystemSample
 from loadtest.run.clock import Clock
+from loadtest.run.gpu_time import GpuTime, busy_shares
 from loadtest.run.processor_time import processor_time_s
 from loadtest.run.readings import Page, SwapHistory, sample_of
 from loadtest.run.target import Target, TargetError
@@ -30,6 +31,7 @@ class Sampler:
         self._clock = clock
         self._keep = keep
         self._history = SwapHistory(clock.started_at_s)
+        self._gpu_time = GpuTime(busy_shares)
         self._swaps: list[Swap] = []
         """Seen, but in no sample yet."""
 
@@ -50,8 +52,20 @@ class Sampler:
         if text is None:
             return
         # Beside the event loop: reading a long page would hold up requests that are due.
-        self._keep(await asyncio.to_thread(_read, self._target, text, status, at_s, self._swaps))
+        self._keep(await asyncio.to_thread(self._read, text, status, at_s))
         self._swaps = []
+
+    def _read(self, text: str, status: AdminStatus | None, at_s: float) -> SystemSample:
+        pids = self._target.process_ids()
+        return sample_of(
+            Page(text),
+            status,
+            at_s=at_s,
+            cpu_s=processor_time_s(pids),
+            # Of another machine's system this one's GPUs say nothing.
+            gpu_s=self._gpu_time.until(at_s) if pids else {},
+            swaps=self._swaps,
+        )
 
     async def _metrics(self) -> str | None:
         try:
@@ -69,7 +83,3 @@ class Sampler:
                 return msgspec.convert(await self._target.admin.call("GET", "/admin/status"), AdminStatus)
         except (TargetError, TimeoutError, msgspec.ValidationError):
             return None
-
-
-def _read(target: Target, text: str, status: AdminStatus | None, at_s: float, swaps: Sequence[Swap]) -> SystemSample:
-    return sample_of(Page(text), status, at_s=at_s, cpu_s=processor_time_s(target.process_ids()), swaps=swaps)

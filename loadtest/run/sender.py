@@ -112,6 +112,8 @@ class Sender:
             kv_path=result.kv_path,
             request_id=result.request_id,
             accepted_per_step=result.accepted_per_step,
+            drafted_per_step=result.drafted_per_step,
+            num_spec_tokens=result.num_spec_tokens,
             text=result.text,
         )
 

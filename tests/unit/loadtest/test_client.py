@@ -106,10 +106,11 @@ def test_a_null_error_is_none() -> None:
 
 def test_what_the_server_counts_and_says_of_itself_is_kept() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
-    metrics = {"speculative_decoding": {"per_step_accepted": [0, 2], "mean_acceptance_length": 2.0}}
+    told = {"per_step_accepted": [0, 2], "per_step_drafted": [3, 2], "num_spec_tokens": 3, "mean_acceptance_length": 2.0}
+    metrics = {"speculative_decoding": told}
     result = ask([*GOOD[:3], json.dumps({"choices": [], "usage": usage, "metrics": metrics}), "[DONE]"])
     assert (result.num_prompt_tokens, result.num_completion_tokens, result.num_cached_tokens) == (9, 3, 4)
-    assert result.accepted_per_step == [0, 2]
+    assert (result.accepted_per_step, result.drafted_per_step, result.num_spec_tokens) == ([0, 2], [3, 2], 3)
     assert (result.draft_version, result.target_version, result.kv_path) == ("7", None, None)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from statistics import NormalDist
@@ -16,7 +17,7 @@ from loadtest.measures.run_directory import RunDirectory, RunDirectoryError
 from loadtest.measures.summary import Distribution, distribution
 from loadtest.measures.table import RequestTable
 from loadtest.measures.timeline import Verified, VerifiedRequests, read_timeline, take_verified, window_length_s
-from loadtest.records import EngineSample
+from loadtest.records import EngineSample, RequestRecord
 from loadtest.report.analysis import analyse
 from loadtest.report.result import result
 from loadtest.scenario import Slo
@@ -243,10 +244,60 @@ def test_window_lengths_are_round_and_few() -> None:
     assert [window_length_s(seconds) for seconds in (20.0, 120.0, 121.0, 600.0, 3600.0)] == [1.0, 1.0, 2.0, 5.0, 30.0]
 
 
+def slow_verify_times_s(record: RequestRecord) -> list[float]:
+    """Token by token, of an answer whose steps are all told and whose chunks tell how many tokens they bring."""
+    time_of = [
+        time_s
+        for time_s, count in zip(record.chunk_times_s, record.chunk_token_counts, strict=True)
+        for _ in range(count)
+    ]  # fmt: skip
+    number, times_s = 1, []  # the prefill brings the first token
+    for accepted in record.accepted_per_step or []:
+        number += accepted + 1
+        times_s.append(time_of[min(number, len(time_of)) - 1])
+    return times_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_verify_step_ends_when_its_last_token_comes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    accepted = rng.integers(0, 4, 30).tolist()
+    tokens = 1 + sum(accepted) + len(accepted)
+    counts: list[int] = []
+    while sum(counts) < tokens:
+        counts.append(min(int(rng.integers(1, 6)), tokens - sum(counts)))
+    if seed % 2:  # the answer ended within the last step
+        counts[-1] -= 1
+        counts = [count for count in counts if count]
+    record = request(
+        0, at_s=0.0, gaps_s=rng.uniform(0.01, 0.2, len(counts) - 1).tolist(), accepted_per_step=accepted,
+        chunk_token_counts=counts, num_completion_tokens=sum(counts),
+    )  # fmt: skip
+    assert definitions.verify_times_s(record).tolist() == slow_verify_times_s(record)
+
+
+def test_steps_that_are_told_are_spread_over_an_answer_that_had_others_too() -> None:
+    half = request(0, at_s=0.0, ttft_s=1.0, gaps_s=[1.0] * 8, accepted_per_step=[0, 0, 0, 0])
+    assert definitions.verify_times_s(half).tolist() == [3.0, 5.0, 7.0, 9.0]
+
+
+def test_steps_of_a_request_belong_to_the_windows_in_which_they_were_verified() -> None:
+    verified = VerifiedRequests(1.0)
+    told = request(
+        0, at_s=0.0, ttft_s=0.5, gaps_s=[1.0, 1.0], chunk_token_counts=[1, 4, 3], num_completion_tokens=8,
+        accepted_per_step=[2, 0, 1, 0], drafted_per_step=[3, 3, 2, 3], num_spec_tokens=3,
+    )  # fmt: skip
+    list(verified.watch([told]))
+    first, second, third = (window.of_domain(None) for window in verified.timeline.windows)
+    assert first == Verified(), "the prefill's token is no verify step's"
+    assert second == Verified(2.0, [1.0, 1.0, 0.0], 6.0), "a position at which nothing was accepted is one all the same"
+    assert third == Verified(2.0, [1.0, 0.0, 0.0], 5.0)
+
+
 def test_requests_tell_al_where_counters_do_not_know_the_domains() -> None:
     verified = VerifiedRequests(1.0)
     told = [
-        request(0, at_s=0.0, domain="code", accepted_per_step=[2, 0], draft_version="4"),
+        request(0, at_s=0.0, domain="code", accepted_per_step=[2, 0], draft_version="4", per_chunk=2),
         request(1, at_s=2.0, domain="chat", accepted_per_step=[1], draft_version="4"),
     ]
     assert len(list(verified.watch(told))) == 2
@@ -261,6 +312,54 @@ def test_counters_are_believed_where_they_know_the_domains() -> None:
     counters = read_timeline([sample(0.0), sample(1.0, steps=9, accepted=[1])], 1.0)
     assert take_verified(counters, VerifiedRequests(1.0).timeline) == "counters"
     assert take_verified(read_timeline([], 1.0), VerifiedRequests(1.0).timeline) == "nothing"
+
+
+def test_both_sources_of_al_are_told_with_their_difference(tmp_path: Path) -> None:
+    """Counters know other clients' steps too, and those of answers that broke off."""
+    told = [request(index, at_s=float(index), accepted_per_step=[1, 1], num_spec_tokens=2) for index in range(10)]
+    counted = [sample(float(second), steps=4.0 * second, accepted=[2.0 * second, 1.0 * second]) for second in range(11)]
+    both = analyse(write_run(tmp_path / "both", told, counted))
+    assert both.acceptance_source == "counters"
+    assert both.acceptance_by_source["requests"].by_position == [1.0, 0.0]
+    assert both.acceptance_by_source["counters"].by_position == pytest.approx([0.5, 0.25])
+    assert both.acceptance_length_difference == pytest.approx(2.0 - 1.75)
+    ours = result(both)["paceline"]["acceptance"]
+    assert ours["requests_less_counters"] == pytest.approx(0.25)
+    assert ours["by_source"]["requests"]["acceptance_length"]["value"] == pytest.approx(2.0)
+    alone = analyse(write_run(tmp_path / "alone", told))
+    assert (alone.acceptance_source, list(alone.acceptance_by_source)) == ("requests", ["requests"])
+    assert alone.acceptance_length_difference is None
+
+
+def test_files_that_lack_proposals_and_gpus_are_read_all_the_same(tmp_path: Path) -> None:
+    told = [request(index, at_s=float(index), accepted_per_step=[1, 1]) for index in range(10)]
+    counted = [sample(float(second), steps=4.0 * second, accepted=[2.0 * second]) for second in range(11)]
+    path = write_run(tmp_path, told, counted)
+    later = {"proposed", "gpu_s", "drafted_per_step", "num_spec_tokens"}
+    for name in ("requests.jsonl", "timeline.jsonl"):
+        rows = [json.loads(line) for line in (path / name).read_text().splitlines()]
+        assert later & set(rows[0])
+        kept = [{key: value for key, value in row.items() if key not in later} for row in rows]
+        (path / name).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found = analyse(path)
+    assert not found.run.num_unreadable.total()
+    assert {name: each.acceptance_length.value for name, each in found.acceptance_by_source.items()} == {
+        "counters": pytest.approx(1.5),
+        "requests": pytest.approx(2.0),
+    }
+    report = result(found)
+    assert (report["spec_decode_draft_tokens"], report["spec_decode_acceptance_rate"]) == (None, None)
+
+
+def test_acceptance_by_position_is_told_window_by_window(tmp_path: Path) -> None:
+    grown = [(0, [0, 0]), (10, [8, 4]), (10, [8, 4]), (30, [28, 4]), (30, [28, 4])]
+    counted = [sample(float(second), steps=steps, accepted=accepted) for second, (steps, accepted) in enumerate(grown)]
+    found = analyse(write_run(tmp_path, [request(index, at_s=float(index)) for index in range(4)], counted)).series
+    assert found.window_s == 1.0
+    assert {position: line[:4] for position, line in found.acceptance_by_position.items()} == {
+        "1": [0.8, None, 1.0, None],
+        "2": [0.4, None, 0.0, None],
+    }
 
 
 CUT = STEADY + "[cut]\nwarm_up_s = 10\ncool_down_s = 20\n[slo]\nttft_ms = 400\n"
@@ -329,12 +428,24 @@ def test_an_answer_that_breaks_off_is_a_failure(tmp_path: Path) -> None:
 def test_cost_is_processor_time_over_tokens(tmp_path: Path) -> None:
     samples = [
         sample(float(second), steps=10.0 * second, accepted=[5.0 * second], completion_tokens=20.0 * second,
-               cpu_s={"engine": 2.0 * second, "learner": 1.0 * second})
+               cpu_s={"engine": 2.0 * second, "learner": 1.0 * second}, gpu_s={"gpu-0": 0.25 * second, "gpu-1": 0.75 * second})
         for second in range(11)
     ]  # fmt: skip
     found = analyse(write_run(tmp_path, [request(index, at_s=float(index)) for index in range(10)], samples))
-    assert found.cost.cpu_s_per_token.value == pytest.approx(3 / 20)
-    assert found.cost.cpu_s_per_accepted_token.value == pytest.approx(3 / 5)
+    prices = {
+        "cpu_s_per_token": 3 / 20,
+        "cpu_s_per_accepted_token": 3 / 5,
+        "gpu_s_per_token": 1 / 20,
+        "gpu_s_per_accepted_token": 1 / 5,
+    }
+    assert {name: found.headline[name].value for name in prices} == pytest.approx(prices)
+    assert found.cost.gpu_s == pytest.approx({"gpu-0": 2.5, "gpu-1": 7.5})
+
+
+def test_a_cost_that_nobody_measured_is_none(tmp_path: Path) -> None:
+    samples = [sample(float(second), steps=10.0 * second, completion_tokens=20.0 * second) for second in range(5)]
+    found = analyse(write_run(tmp_path, [request(0, at_s=0.0)], samples))
+    assert not [name for name in found.headline if name.startswith(("cpu_s", "gpu_s"))]
 
 
 def test_versions_and_paths_are_told_apart(tmp_path: Path) -> None:

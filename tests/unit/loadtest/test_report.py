@@ -72,6 +72,7 @@ def samples() -> list[SystemSample]:
         found.append(
             sample(
                 float(second), steps=json.loads(json.dumps(steps)), accepted=json.loads(json.dumps(accepted)),
+                proposed={name: {key: 3 * value for key, value in by_version.items()} for name, by_version in steps.items()},
                 completion_tokens=20.0 * second, cpu_s={"engine-0": 0.5 * second},
                 engines={"engine-0": EngineSample(ready=True, draining=False, kv_usage=0.25, num_running=1.0)},
                 swaps=swaps if second == 90 else [],
@@ -136,6 +137,8 @@ def test_report_has_the_keys_of_vllm_with_their_meaning(shift: Analysis) -> None
     assert report["spec_decode_acceptance_length"] == pytest.approx((60 * 2.0 + 30 * 1.2 + 30 * 1.8) / 120)
     assert report["spec_decode_per_position_acceptance_rates"] == pytest.approx([0.75])
     assert report["spec_decode_num_drafts"] == 1200
+    assert report["spec_decode_draft_tokens"] == 3600
+    assert report["spec_decode_acceptance_rate"] == pytest.approx(25.0), "in %, as vLLM has it"
     for name in ("ttft", "tpot", "itl", "e2el"):
         assert {f"{word}_{name}_ms" for word in ("mean", "median", "std", "p50", "p90", "p95", "p99")} <= set(report)
 
@@ -152,16 +155,20 @@ def test_report_command_writes_everything_and_says_what_happened(reported: Repor
     assert reported.code == 0
     assert said.startswith("The run is valid.")
     assert "Shift at 60 s, code → chat: AL fell by 40 % (from 2.00 to 1.20); it reached 95 % of the new plateau (1.80)" in said
-    names = {"over_time.png", "latencies.png", "domains.png", "positions.png", "engines.png", "report.html", "report.json"}
+    figures = ("over_time", "positions_over_time", "latencies", "domains", "positions", "engines")
+    names = {"report.html", "report.json", "summary.json", *(f"{figure}.png" for figure in figures)}
     assert names <= {path.name for path in shift_run.iterdir()}
     for name in names:
         if name.endswith(".png"):
             assert (shift_run / name).read_bytes().startswith(b"\x89PNG")
-    ours = json.loads((shift_run / "report.json").read_text())["paceline"]
+    whole = json.loads((shift_run / "report.json").read_text())
+    ours = whole.pop("paceline")
+    assert json.loads((shift_run / "summary.json").read_text()) == [whole], "what vLLM's plots of sweeps look for"
     assert ours["is_valid"] is True
     assert ours["acceptance"]["by_domain"]["chat"]["acceptance_length"]["value"] == pytest.approx(1.5)
     assert ours["acceptance"]["by_version"]["2"]["acceptance_length"]["value"] == pytest.approx(1.8)
     assert ours["cost"]["cpu_s_per_token"]["value"] == pytest.approx(0.025)
+    assert "25 ms of processor time a token, 66.7 ms an effective one" in said
     assert ours["shifts"][0]["recovered_after_s"] == pytest.approx(33.0, abs=1.0), "window of 1 s, smoothed over three"
     assert ours["by"]["draft_version"]["2"]["num_requests"] == 30
 
@@ -202,7 +209,7 @@ def test_the_page_needs_nothing_but_itself(reported: Reported) -> None:
     assert "url(http" not in text
     assert "<script" not in text
     assert "Code, then <chat>." in found.text, "names from a scenario are text, never markup"
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 6
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"#0101[01]", text), "every stand-in for a colour is replaced"
     defined = set(re.findall(r"(--[a-z0-9-]+):", text))
@@ -230,6 +237,7 @@ def test_figures_take_their_colours_from_a_palette_only(shift: Analysis) -> None
 
     for draw in (
         time_figures.over_time,
+        time_figures.positions,
         time_figures.engines,
         spread_figures.latencies,
         spread_figures.domains,
@@ -288,6 +296,27 @@ def test_a_saved_report_gives_its_measures_back(shift: Analysis, tmp_path: Path)
     saved = result.read_measures(tmp_path / "report.json")
     assert saved.keys() == shift.headline.keys()
     assert saved["ttft_p99"] == shift.headline["ttft_p99"]
+
+
+def test_positions_are_drawn_over_time_a_line_each(shift: Analysis) -> None:
+    from loadtest.report import time_figures
+
+    figure = time_figures.positions(shift, NAMES)
+    assert figure is not None
+    line = next(line for line in figure.axes[0].get_lines() if line.get_label() == "position 1")
+    drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    assert [drawn[at_s] for at_s in (30.5, 75.5, 100.5)] == pytest.approx([100.0, 20.0, 80.0])
+
+
+def test_goodput_tokens_per_chunk_and_cost_are_compared(tmp_path: Path) -> None:
+    before = analyse(write_run(tmp_path / "a", requests(), samples(), scenario=SHIFT))
+    few = [replace(one, chunk_token_counts=[1] * 6, num_completion_tokens=6) for one in requests()[:60]]
+    after = analyse(write_run(tmp_path / "b", [*few, *requests(slow=2.0)[60:]], samples(), scenario=SHIFT))
+    rows = {row.measure.name: row for row in compare_runs(before, after).rows}
+    assert {"good_requests_per_s", "tokens_per_chunk", "cpu_s_per_accepted_token"} <= set(rows)
+    assert (rows["tokens_per_chunk"].before, rows["tokens_per_chunk"].after) == pytest.approx((2.0, 1.5))
+    assert rows["good_requests_per_s"].change.value == pytest.approx(0.5, abs=0.01), "half of them miss 400 ms"
+    assert rows["cpu_s_per_accepted_token"].before == pytest.approx(60 / 900, rel=0.01)
 
 
 def test_what_was_done_and_what_failed_is_in_the_picture(reported: Reported) -> None:

@@ -29,6 +29,9 @@ paceline_verify_steps_total{draft_version="4",tenant="a",domain="chat"} 1
 paceline_accepted_tokens_total{draft_version="3",position="1",tenant="a",domain="code"} 4
 paceline_accepted_tokens_total{draft_version="3",position="0",tenant="a",domain="code"} 7
 paceline_accepted_tokens_total{draft_version="3",position="0",tenant="b",domain="code"} 1
+paceline_proposed_tokens_total{draft_version="3",position="0",tenant="a",domain="code"} 10
+paceline_proposed_tokens_total{draft_version="3",position="1",tenant="a",domain="code"} 9
+paceline_proposed_tokens_total{draft_version="4",position="0",tenant="a",domain="chat"} 1
 paceline_accepted_tokens_created{draft_version="3",position="0",tenant="b",domain="code"} 1e9
 paceline_routed_total{path="kv_reuse",reason="x"} 2
 paceline_routed_total{path="kv_reuse",reason="y"} 3
@@ -46,6 +49,7 @@ vllm:generation_tokens_total{engine="engine-0"} 50
 """
 STOCK = """
 vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 25
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 6
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 2
 vllm:num_requests_running{engine="0",model_name="m"} 1
@@ -54,13 +58,14 @@ vllm:prompt_tokens_total{engine="0"} 9
 
 
 def sample(text: str, **more: Any) -> Any:
-    return sample_of(Page(text), None, at_s=1.0, cpu_s={}, swaps=[], **more)
+    return sample_of(Page(text), None, at_s=1.0, cpu_s={}, gpu_s={}, swaps=[], **more)
 
 
 def test_a_page_of_ours_is_read_by_domain_and_version() -> None:
     found = sample(OURS)
     assert found.steps == {"code": {"3": 15, "4": 2}, "chat": {"4": 1}}
     assert found.accepted == {"code": {"3": [8, 4]}}
+    assert found.proposed == {"code": {"3": 19}, "chat": {"4": 1}}
     assert found.kv_paths == {"kv_reuse": 5}
     assert (found.active_version, found.learner_loss, found.learner_steps) == (4, 0.5, 20)
     assert (found.prompt_tokens, found.completion_tokens) == (111, 50)
@@ -73,7 +78,7 @@ def test_a_page_of_ours_is_read_by_domain_and_version() -> None:
 
 def test_a_page_of_stock_vllm_has_acceptance_without_versions() -> None:
     found = sample(STOCK)
-    assert (found.steps, found.accepted) == ({"": {"": 10}}, {"": {"": [6, 2]}})
+    assert (found.steps, found.accepted, found.proposed) == ({"": {"": 10}}, {"": {"": [6, 2]}}, {"": {"": 25}})
     assert (found.active_version, found.kv_paths, found.learner_steps) == (None, {}, None)
     assert found.engines["0"].ready
 
