@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -33,6 +34,7 @@ from loadtest.schedule import LanePlan
 
 _SWITCH_INTERVAL_S = 0.0005
 """Longest wait for the interpreter while another thread has it; Python's own 5 ms would be our lag."""
+_AUTOGROUP_FILE = Path("/proc/self/autogroup")
 _NICENESS = -10
 """What is measured may fill every core of this machine; a sender that waits for its turn would send late."""
 
@@ -175,6 +177,13 @@ class _Run:
                 loop.remove_signal_handler(number)
 
 
+def _set_niceness(niceness: int) -> None:
+    """Of this process, and of its session where the kernel shares the machine between those (sched_autogroup, sched(7))."""
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    with suppress(OSError):
+        _AUTOGROUP_FILE.write_text(str(niceness))
+
+
 @contextmanager
 def _prompt_machine() -> Iterator[int]:
     """Settings of this process that keep its lag small and its connections unbounded; yields its niceness."""
@@ -187,11 +196,11 @@ def _prompt_machine() -> Iterator[int]:
     gc.freeze()
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(PermissionError):  # needs CAP_SYS_NICE; without it the run tells its lag all the same
-        os.setpriority(os.PRIO_PROCESS, 0, min(niceness, _NICENESS))
+        _set_niceness(min(niceness, _NICENESS))
     try:
         yield os.getpriority(os.PRIO_PROCESS, 0)
     finally:
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        _set_niceness(niceness)
         gc.unfreeze()
         sys.setswitchinterval(switch_interval_s)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -140,6 +140,17 @@ def test_stop_leaves_nothing_running(harness: Harness, tmp_path: Path) -> None:
     supervisor.stop()
 
 
+def test_a_nice_child_gives_way_with_its_whole_session(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(dataclasses.replace(spec(tmp_path, SLEEP), nice=5))
+    supervisor.start()
+    child = supervisor.watched[0].child
+    assert child is not None
+    assert psutil.Process(child.pid).nice() == os.getpriority(os.PRIO_PROCESS, 0) + 5
+    session = Path(f"/proc/{child.pid}/autogroup")
+    if session.exists():
+        assert session.read_text().endswith("nice 5\n")
+
+
 def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, SLEEP))
     supervisor.start()
