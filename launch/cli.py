@@ -132,10 +132,13 @@ def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure: run, report, compare, bars, drill")
+    bench = commands.add_parser("bench", help="measure: run, report, compare, reference, bars, drill")
     verbs = bench.add_subparsers(metavar="COMMAND", required=True)
     _add_bench_run(verbs)
     _add_bench_report(verbs)
+    _command(
+        verbs, "reference", _bench_reference, "serve the same engine without speculation and without our parts, to compare with"
+    )
     bars = _command(verbs, "bars", _bench_bars, "measure afresh what the project promises and compare with its bars",
                     json="print JSON", list="print the bars and measure nothing")  # fmt: skip
     bars.add_argument("--only", action="append", metavar="NAME", help="a part (P1) or one bar (P1.al_heldout); may be repeated")
@@ -311,6 +314,12 @@ def _bench_compare(options: argparse.Namespace) -> int:
         fail_on_regression=options.fail_on_regression,
         lossless=options.lossless,
     )
+
+
+def _bench_reference(options: argparse.Namespace) -> int:
+    from loadtest.reference import serve
+
+    return serve(_forwarded(options), _say)
 
 
 def _bench_bars(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from loadtest.client import new_session
+from wire.errors import PacelineError
 
 START_DEADLINE_S = 900.0
 POLL_S = 0.5
@@ -23,8 +24,10 @@ _STOP_DEADLINE_S = 60.0
 _TAIL_LINES = 40
 
 
-class SystemUnderTestError(Exception):
+class SystemUnderTestError(PacelineError):
     """The system under measurement did not start, or does not do what it must for a measurement."""
+
+    code = "system_under_test"
 
 
 @asynccontextmanager

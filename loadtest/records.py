@@ -71,6 +71,10 @@ class EngineSample(Struct, frozen=True, kw_only=True):
     kv_usage: float | None = None
 
 
+COMMITTED = "committed"
+"""The outcome of a swap that was made."""
+
+
 class Swap(Struct, frozen=True, kw_only=True):
     """A draft that was swapped in, or the attempt."""
 

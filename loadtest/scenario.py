@@ -112,7 +112,8 @@ class Action(Config):
     process: str = ""
     """The engine or role, for `drain`, `undrain` and `kill`."""
     every_s: Positive | None = None
-    """Again and again until the run ends."""
+    """Again and again, until the run ends or `until_s`."""
+    until_s: Positive | None = None
 
     @model_validator(mode="after")
     def _names_a_process(self) -> Action:

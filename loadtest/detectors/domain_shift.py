@@ -47,7 +47,7 @@ class Recovery:
     dip_share: float | None
     """How much of the AL before was lost at the lowest point; negative where AL rose."""
     recovered_after_s: float | None
-    """From the shift to the first window, at or after the lowest, that reaches 95 % of the new plateau."""
+    """From the shift to the first window, at or after the lowest, that reaches 95 % of the new plateau; 0 where none was below."""
 
 
 def shifts(scenario: Scenario) -> list[Shift]:

@@ -1,8 +1,9 @@
 """Swap blip: do clients notice when a draft is swapped in?
 
-A window of ±Δ lies around each commit, and a control window of the same length halfway between each two swaps, and between the
-first and the last of them and the ends of the run. The control is chosen as blindly as the swap: the wait that covers a given
-instant is longer than one picked at random, and the longest of a window longer still, with or without a swap.
+A window of ±Δ lies around each commit, and a control window of the same length halfway between each two swaps. Before the first
+swap and after the last, controls stand evenly, a window's length apart: where swaps follow one another too closely to leave room
+between them, those are all there is. A control is chosen as blindly as a swap: the wait that covers a given instant is longer than one
+picked at random, and the longest of a window longer still, with or without a swap.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import numpy as np
 
 from loadtest.measures import bootstrap, definitions
 from loadtest.measures.histogram import BlockHistogram, Floats
-from loadtest.records import RequestRecord, Swap
+from loadtest.records import COMMITTED, RequestRecord, Swap
 from loadtest.statistics import Estimate, Interval, halfway, quantile_difference
 
 MARGIN_S = 2.0
 """Δ is this and the longest of the swaps, so that every window, controls too, is as long and holds the loading of its draft."""
-COMMITTED = "committed"
 MIN_REQUESTS = 10
 """Fewer on either side say nothing."""
 MIN_WINDOWS = 5
@@ -84,9 +84,10 @@ def swap_blip(records: Iterable[RequestRecord], swaps: Sequence[Swap], span: Int
     if not committed:
         return None
     half_width_s = MARGIN_S + max(swap.duration_s for swap in committed)
-    instants_s = [span.start_s, *(swap.at_s + swap.duration_s for swap in committed), span.end_s]
-    first, *around, last = (Interval(at_s - half_width_s, at_s + half_width_s) for at_s in instants_s)
-    wanted = halfway([first, *around, last])
+    instants_s = [swap.at_s + swap.duration_s for swap in committed]
+    around = [Interval(at_s - half_width_s, at_s + half_width_s) for at_s in instants_s]
+    before, after = Interval(span.start_s, around[0].start_s), Interval(around[-1].end_s, span.end_s)
+    wanted = [*_evenly(before, half_width_s), *halfway(around), *_evenly(after, half_width_s)]
     controls = [window for window in wanted if not any(window.overlaps(swap) for swap in around)]
     at_swaps, at_controls = [WindowTally() for _ in around], [WindowTally() for _ in controls]
     windows = sorted(zip([*around, *controls], [*at_swaps, *at_controls], strict=True), key=lambda pair: pair[0].start_s)
@@ -103,6 +104,13 @@ def swap_blip(records: Iterable[RequestRecord], swaps: Sequence[Swap], span: Int
         num_without_control=len(wanted) - len(controls),
         **_differences(at_swaps, at_controls),
     )
+
+
+def _evenly(calm: Interval, half_width_s: float) -> list[Interval]:
+    """As many windows as lie in a stretch without swaps with a window's length between any two."""
+    number = int(calm.length_s // (4 * half_width_s))
+    middles_s = [calm.start_s + (index + 0.5) * calm.length_s / number for index in range(number)]
+    return [Interval(middle_s - half_width_s, middle_s + half_width_s) for middle_s in middles_s]
 
 
 def note(tally: WindowTally, window: Interval, record: RequestRecord) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from loadtest.measures import definitions
 from loadtest.measures.histogram import Floats, Ints
-from loadtest.records import RequestRecord
+from loadtest.records import COMMITTED, RequestRecord, Swap
 from loadtest.scenario import Slo
 
 Mask = NDArray[np.bool_]
@@ -44,8 +44,10 @@ class Categories:
 class RequestTable:
     """The columns. NaN where a request has no such number."""
 
-    def __init__(self, records: Iterable[RequestRecord], slo: Slo) -> None:
+    def __init__(self, records: Iterable[RequestRecord], slo: Slo, swaps: Sequence[Swap] = ()) -> None:
+        """`swaps` tell which answers more than one draft had a part in."""
         self._slo = slo
+        self._swaps = swaps
         self._numbers = {name: array("d") for name in _NUMBERS}
         self._gaps_s = array("f")
         self.groups = {name: Categories() for name in (*GROUPS, "outcome", "prompt_id", "finish_reason")}
@@ -75,11 +77,25 @@ class RequestTable:
         for name, value in row.items():
             self._numbers[name].append(float("nan") if value is None else value)
         for name, categories in self.groups.items():
-            categories.append(str(getattr(record, name) or "unknown"))
+            word = self._draft_versions(record) if name == "draft_version" else getattr(record, name)
+            categories.append(str(word or "unknown"))
         self._gaps_s.extend(definitions.itls_s(record))
         self._turns.append(record.turn)
         self._is_good.append(definitions.is_good(record, self._slo))
         self._is_open_loop.append(record.is_open_loop)
+
+    def _draft_versions(self, record: RequestRecord) -> str | None:
+        """The one of its first byte, as the answer's headers say, and the last one swapped in before its end."""
+        if record.draft_version is None or not record.chunk_times_s:
+            return record.draft_version
+        first_s = record.chunk_times_s[0]
+        later = [
+            swap.version
+            for swap in self._swaps
+            if swap.outcome == COMMITTED and first_s < swap.at_s + swap.duration_s < record.ended_at_s
+        ]
+        changed = bool(later) and str(later[-1]) != record.draft_version
+        return f"{record.draft_version} to {later[-1]}" if changed else record.draft_version
 
     def __len__(self) -> int:
         return len(self._turns)

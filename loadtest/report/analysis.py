@@ -93,8 +93,8 @@ def analyse(path: Path) -> Analysis:
     scenario = run.scenario
     window_s = window_length_s(scenario.duration_s)
     arrivals, verified = Arrivals(), VerifiedRequests(window_s)
-    table = RequestTable(verified.watch(arrivals.watch(run.requests())), scenario.slo)
     timeline = read_timeline(run.samples(), window_s)
+    table = RequestTable(verified.watch(arrivals.watch(run.requests())), scenario.slo, timeline.swaps)
     span = measured_span(scenario, arrivals.last_end_s)
     blocks = bootstrap.divide(span.start_s, span.end_s)
     by_source = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadtest.detectors.swap_blip import COMMITTED
-from loadtest.records import ActionRecord, Swap
+from loadtest.records import COMMITTED, ActionRecord, Swap
 from loadtest.report.analysis import Analysis
 from loadtest.report.theme import Palette
 

@@ -70,8 +70,8 @@ def recovery(found: Recovery) -> str:
     if found.recovered_after_s is None:
         return f"{what}: {fall}; it did not get back to {share} within the stretch."
     if found.recovered_after_s == 0:
-        return f"{what}: {fall}; it never was below {share}."
-    return f"{what}: {fall}; it reached {share} after {found.recovered_after_s:g} s."
+        return f"{what}: {fall}; it did not rise from there to speak of ({found.plateau:.2f} in the end)."
+    return f"{what}: {fall}; it rose to {share} after {found.recovered_after_s:g} s."
 
 
 def blip(found: SwapBlip) -> str:
@@ -84,6 +84,9 @@ def blip(found: SwapBlip) -> str:
         for name, estimate in (("longest wait between chunks p99", found.longest_gap_p99_ms), ("TTFT p99", found.ttft_p99_ms))
         if estimate
     ]
+    if found.failed_share:
+        failed = found.failed_share
+        parts.append(f"failed {100 * failed.value:+.1f} points ({100 * failed.low:+.1f} to {100 * failed.high:+.1f})")
     details = f"; within {found.half_width_s:.1f} s of a swap, against times without one: {', '.join(parts)}" if parts else ""
     num_failed = sum(swap.num_failed for swap in found.swaps)
     return f"{count} swap{'s' if count != 1 else ''}: {verdict}{details}; requests that failed beside one: {num_failed}."

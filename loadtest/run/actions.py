@@ -41,14 +41,14 @@ class Actions:
         self.done: list[ActionRecord] = []
 
     async def run(self) -> None:
-        """Returns when all are done; those that repeat end with the run."""
+        """Returns when all are done; those that repeat end with the run, or at their `until_s`."""
         async with asyncio.TaskGroup() as group:
             for action in self._actions:
                 group.create_task(self._repeat(action))
 
     async def _repeat(self, action: Action) -> None:
         at_s = action.at_s
-        while at_s < self._end_s:
+        while at_s < min(self._end_s, action.until_s or self._end_s):
             await self._clock.until(at_s)
             await self._do(action)
             if action.every_s is None:

@@ -15,7 +15,7 @@ from loadtest.measures.headline import MEASURES
 from loadtest.measures.timeline import Window, read_timeline
 from loadtest.records import RequestRecord, Swap
 from loadtest.report.analysis import analyse
-from loadtest.scenario import Scenario
+from loadtest.scenario import SHIPPED, Scenario
 from loadtest.statistics import Estimate, Interval
 
 SPAN = Interval(0.0, 200.0)
@@ -27,10 +27,10 @@ def swap(at_s: float, outcome: str = "committed") -> Swap:
     return Swap(at_s=at_s, version=2, previous=1, outcome=outcome, trigger="activate")
 
 
-def streams(stalls_at_s: list[float], *, stall_s: float) -> list[RequestRecord]:
+def streams(stalls_at_s: list[float], *, stall_s: float, until_s: float = 190.0) -> list[RequestRecord]:
     """One stream of 2 s after the other on two tracks, a chunk every 0.1 s, and a stall at each of these instants."""
     found = []
-    for index in range(190):
+    for index in range(int(until_s)):
         start = float(index)
         gaps, now = [], start + 0.5
         for _ in range(15):
@@ -100,7 +100,26 @@ def test_the_window_of_a_swap_lies_around_its_commit_and_holds_its_loading() -> 
 def test_controls_beside_another_swap_are_left_out() -> None:
     found = swap_blip(streams([], stall_s=0.0), [swap(50.0), swap(50.0 + 3 * MARGIN_S)], SPAN)
     assert found is not None
-    assert (found.num_controls, found.num_without_control) == (2, 1)
+    assert (found.num_controls, found.num_without_control) == (6 + 17, 1), "evenly before and after, none between"
+
+
+@pytest.mark.parametrize(("stall_s", "expected"), [(0.0, "no blip"), (0.3, "worse")])
+def test_the_storm_that_is_shipped_is_judged_by_the_calm_around_it(stall_s: float, expected: str) -> None:
+    storm = Scenario.read(SHIPPED / "swap_storm.toml", [])
+    (action,) = storm.action
+    assert action.every_s
+    assert action.until_s
+    times_s = np.arange(action.at_s, action.until_s, action.every_s).tolist()
+    assert len(times_s) % 2 == 0, "the draft that was active is so again in the end"
+    span = Interval(storm.cut.warm_up_s, storm.duration_s - storm.cut.cool_down_s)
+    records = streams([at_s + 0.15 for at_s in times_s], stall_s=stall_s, until_s=storm.duration_s)
+    swaps = [
+        Swap(at_s=at_s, duration_s=0.1, version=2, previous=1, outcome="committed", trigger="activate") for at_s in times_s
+    ]
+    found = swap_blip(records, swaps, span)
+    assert found is not None
+    assert (found.verdict, found.unit, len(found.swaps)) == (expected, "window", len(times_s))
+    assert found.num_controls >= 10
 
 
 def test_a_swap_with_too_few_requests_is_undecided() -> None:
