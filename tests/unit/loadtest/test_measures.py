@@ -17,7 +17,7 @@ from loadtest.measures.run_directory import RunDirectory, RunDirectoryError
 from loadtest.measures.summary import Distribution, distribution
 from loadtest.measures.table import RequestTable
 from loadtest.measures.timeline import Verified, VerifiedRequests, read_timeline, take_verified, window_length_s
-from loadtest.records import EngineSample, RequestRecord
+from loadtest.records import EngineSample, RequestRecord, Swap
 from loadtest.report.analysis import analyse
 from loadtest.report.result import result
 from loadtest.scenario import Slo
@@ -458,6 +458,24 @@ def test_versions_and_paths_are_told_apart(tmp_path: Path) -> None:
     assert found.groups["draft_version"]["1"].ttft_ms.mean.value == pytest.approx(100.0)
     assert found.groups["kv_path"]["kv_reuse"].num_requests == 20
     assert list(found.groups["target_version"]) == ["unknown"]
+
+
+def test_an_answer_during_which_a_draft_was_swapped_in_is_in_a_group_of_its_own(tmp_path: Path) -> None:
+    def swap(at_s: float, version: int, outcome: str = "committed") -> Swap:
+        return Swap(at_s=at_s, duration_s=0.2, version=version, previous=None, outcome=outcome, trigger="activate")
+
+    swaps = [swap(10.0, 4), swap(20.0, 5), swap(30.0, 9, "refused"), swap(50.0, 4)]
+    each = [
+        request(0, at_s=9.0, ttft_s=0.5, gaps_s=[0.1, 1.5], draft_version="3", target_version="7"),
+        request(1, at_s=10.1, ttft_s=0.2, gaps_s=[1.0], draft_version="4", target_version="7"),
+        request(2, at_s=19.0, ttft_s=0.1, gaps_s=[5.0], draft_version="4", target_version="7"),
+        request(3, at_s=29.0, ttft_s=0.5, gaps_s=[5.0], draft_version="5", target_version="7"),
+        request(4, at_s=49.0, ttft_s=0.5, gaps_s=[5.0], draft_version="4", target_version="7"),
+    ]
+    found = analyse(write_run(tmp_path, each, [sample(60.0, swaps=swaps)]))
+    versions = {name: group.num_requests for name, group in found.groups["draft_version"].items()}
+    assert versions == {"3 to 4": 1, "4": 2, "4 to 5": 1, "5": 1}
+    assert list(found.groups["target_version"]) == ["7"]
 
 
 def test_worst_window_is_where_fewest_kept_the_objectives(tmp_path: Path) -> None:

@@ -154,14 +154,9 @@ def test_report_command_writes_everything_and_says_what_happened(reported: Repor
     shift_run, said = reported.path, reported.said
     assert reported.code == 0
     assert said.startswith("The run is valid.")
-<<<<<<< HEAD
-    assert "Shift at 60 s, code → chat: AL fell by 40 % (from 2.00 to 1.20); it reached 95 % of the new plateau (1.80)" in said
+    assert "Shift at 60 s, code → chat: AL fell by 40 % (from 2.00 to 1.20); it rose to 95 % of the new plateau (1.80)" in said
     figures = ("over_time", "positions_over_time", "latencies", "domains", "positions", "engines")
     names = {"report.html", "report.json", "summary.json", *(f"{figure}.png" for figure in figures)}
-=======
-    assert "Shift at 60 s, code → chat: AL fell by 40 % (from 2.00 to 1.20); it rose to 95 % of the new plateau (1.80)" in said
-    names = {"over_time.png", "latencies.png", "domains.png", "positions.png", "engines.png", "report.html", "report.json"}
->>>>>>> f90e0b1 (Detectors: a storm of swaps is judged by the calm around it; an answer over a swap is its own group; bench reference serves stock vLLM)
     assert names <= {path.name for path in shift_run.iterdir()}
     for name in names:
         if name.endswith(".png"):
