@@ -11,7 +11,8 @@ import argparse
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ from aiohttp import web
 
 from loadtest.kv_events import KvEvents
 from loadtest.recital import MODEL, Alphabet, Answer
-from loadtest.stand_in import EngineStandIn, json_response
+from loadtest.stand_in import NUM_SPECULATIVE_TOKENS, EngineStandIn, json_response
 from wire.control import KvLayout
-from wire.messages import TOPIC_STATS, encode
+from wire.messages import TOPIC_STATS, AcceptanceCount, encode
 from wire.spec import CaptureSpec
 
 _STATS_EVERY_S = 1.0
@@ -62,6 +63,7 @@ class MockEngine(EngineStandIn):
         self.pace = pace
         self.kv_events = kv_events
         self._alphabet = alphabet
+        self._num_steps: Counter[tuple[int, str, str]] = Counter()
 
     def layout(self) -> KvLayout:
         return _KV
@@ -94,12 +96,30 @@ class MockEngine(EngineStandIn):
         try:
             if self.kv_events is not None:
                 await self.kv_events.store(len(body) // _BYTES_PER_TOKEN + answer.num_tokens)
+            self._verify(fields.get("vllm_xargs") or {}, answer.num_tokens)
             if fields.get("stream"):
                 return await self._stream(request, answer)
             await asyncio.sleep(self.pace.first_token_s + self.pace.between_tokens_s * (answer.num_tokens - 1))
             return json_response(answer.whole())
         finally:
             self.num_running -= 1
+
+    def _verify(self, labels: Mapping[str, Any], num_tokens: int) -> None:
+        """Count an answer as if one proposal in each verify step had been accepted: an AL of 2, by the gateway's labels."""
+        tenant, domain = (str(labels.get(f"paceline_{name}") or "default") for name in ("tenant", "domain"))
+        self._num_steps[self.draft_version, tenant, domain] += -(-num_tokens // 2)
+        nothing = [0] * (NUM_SPECULATIVE_TOKENS - 1)
+        self.acceptance = [
+            AcceptanceCount(
+                draft_version=version,
+                tenant=tenant,
+                domain=domain,
+                num_verify_steps=number,
+                proposed_per_position=[number] * NUM_SPECULATIVE_TOKENS,
+                accepted_per_position=[number, *nothing],
+            )
+            for (version, tenant, domain), number in self._num_steps.items()
+        ]
 
     async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         due_s = time.monotonic() + self.pace.first_token_s

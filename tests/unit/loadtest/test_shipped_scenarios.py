@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from samples import fill
 from loadtest.mock_engine import SPEC, Pace
 from loadtest.processes import free_ports
 from loadtest.records import RequestRecord, RunRecord
+from loadtest.report.analysis import analyse
+from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.scenario import SHIPPED
 from wire.store import DraftStore
@@ -79,8 +81,28 @@ def test_the_small_variants_run_and_label_every_request_with_its_domain(tmp_path
     assert 2 <= len(swaps.actions) <= 6
     assert {one.draft_version for one in requests} >= {"0", "1"}
     assert max(one.turn for one in found["multi_turn.small"][1]) == 2
+    read_back_by_their_reports({name: tmp_path / name for name in SIDE_BY_SIDE})
     rollouts = {one.lane: one.is_open_loop for one in found["rl_and_users.small"][1]}
     assert rollouts == {"users": True, "rollouts": False}
+
+
+def read_back_by_their_reports(runs: Mapping[str, Path]) -> None:
+    """Shifts, swaps and domains of the runs are in what is told of them."""
+    told = {name: analyse(path) for name, path in runs.items()}
+    assert {name: analysis.why_invalid for name, analysis in told.items() if analysis.why_invalid} == {}
+    shift = told["domain_shift.small"]
+    changes = [(recovery.shift.before, recovery.shift.after) for recovery in shift.recoveries]
+    assert changes == [("human_eval", "sharegpt"), ("sharegpt", "reasoning_gym"), ("reasoning_gym", "human_eval")]
+    assert set(shift.series.acceptance_length_by_domain) == {"human_eval", "sharegpt", "reasoning_gym"}
+    assert shift.acceptance.acceptance_length.value == pytest.approx(2.0)
+    storm = told["swap_storm.small"]
+    assert storm.blip is not None
+    assert len(storm.blip.swaps) >= 2
+    lines: list[str] = []
+    assert report(runs["domain_shift.small"], None, lines.append) == 0
+    page = (runs["domain_shift.small"] / "report.html").read_text()
+    assert all(domain in page for domain in ("human_eval", "sharegpt", "reasoning_gym"))
+    assert sum(line.startswith("Shift at") for line in lines) == 3
 
 
 def test_clients_do_not_notice_the_small_variant_of_faults(tmp_path: Path) -> None:
