@@ -114,9 +114,12 @@ def _add_resolved(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    draft = commands.add_parser("draft", help="drafts: init, list, show, activate, rollback, export")
+    draft = commands.add_parser("draft", help="drafts: init, import, list, show, activate, rollback, export")
     verbs = draft.add_subparsers(metavar="COMMAND", required=True)
     _add_resolved(_command(verbs, "init", _draft_init, "make a draft: random, or from draft.checkpoint"))
+    imported = _command(verbs, "import", _draft_import,
+                        "make a draft of a published EAGLE-3 checkpoint (SafeAILab's layout or speculators')")  # fmt: skip
+    imported.add_argument("path", type=Path, metavar="PATH", help="its directory: config.json and safetensors files")
     _command(verbs, "list", _draft_list, "list drafts")
     show = _command(verbs, "show", _draft_show, "verify a draft and print its manifest")
     activate = _command(verbs, "activate", _draft_activate, "swap a draft into the running engines",
@@ -329,6 +332,16 @@ def _draft_init(options: argparse.Namespace) -> int:
     from launch import drafts
 
     _say(f"draft {drafts.init(_config(options))}")
+    return 0
+
+
+def _draft_import(options: argparse.Namespace) -> int:
+    from launch import drafts
+    from wire.store import DraftStore
+
+    config = _config(options)
+    version = drafts.import_checkpoint(config, options.path)
+    _say(f"draft {version} from {options.path}: {drafts.how_to_serve(DraftStore(config.state.directory), version)}")
     return 0
 
 
