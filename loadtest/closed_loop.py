@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ MAX_TOKENS = 192
 RESAMPLING_TEMPERATURE = 0.6
 
 _PAUSE_AFTER_FAILURE_S = 0.5
+_ATTEMPTS = 3
 
 
 async def run_batch(
@@ -34,6 +36,33 @@ async def run_batch(
                 return await stream_chat(session, url, model, prompt, options=options, headers=headers)
 
         return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+async def answer_each(
+    url: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    *,
+    concurrency: int,
+    should_stop: Callable[[], bool],
+    on_result: Callable[[StreamResult], None],
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Every prompt until it is answered, or three times in vain; `on_result` gets its last result. Ends early when told to."""
+    waiting = deque((prompt, 1) for prompt in prompts)
+    async with new_session(concurrency) as session:
+
+        async def worker() -> None:
+            while waiting and not should_stop():
+                prompt, attempt = waiting.popleft()
+                result = await stream_chat(session, url, model, prompt, options=options)
+                if result.is_ok or attempt == _ATTEMPTS:
+                    on_result(result)
+                else:
+                    waiting.append((prompt, attempt + 1))
+                    await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
 
 
 async def keep_busy(
