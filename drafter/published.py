@@ -44,7 +44,8 @@ _NEEDED: Mapping[str, Any] = {
 }
 """Keys that would change the computation, and the one value each may have; absent is that value too."""
 
-_OF_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
+_AUX = "eagle_aux_hidden_state_layer_ids"
+_OF_SPECULATORS = ("draft_vocab_size", "target_hidden_size", _AUX)
 _NORMS_OF_SPECULATORS = {"norm_before_residual": True, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
 """With vLLM's defaults."""
 
@@ -113,12 +114,20 @@ def _malformed(flat: Mapping[str, Any]) -> Iterator[str]:
     for key in ("rms_norm_eps", "rope_theta"):
         if flat.get(key) is not None and type(flat[key]) not in (int, float):
             yield f"{key} is {flat[key]!r}, needed a number"
+    for key in ("attention_bias", *_NORMS_OF_SPECULATORS):
+        if flat.get(key) is not None and type(flat[key]) is not bool:
+            yield f"{key} is {flat[key]!r}, needed true or false"
     for key in (*_ROPE_PLACES, "eagle_config"):
         if not isinstance(flat.get(key) or {}, dict):
             yield f"{key} is {flat[key]!r}, needed an object"
-    for key in ("architectures", "layer_types", "eagle_aux_hidden_state_layer_ids"):
+    for key in ("architectures", "layer_types"):
         if not isinstance(flat.get(key) or [], list):
             yield f"{key} is {flat[key]!r}, needed a list"
+    nested = flat.get("eagle_config")
+    for place in (flat, nested if isinstance(nested, dict) else {}):
+        layers = place.get(_AUX) or []
+        if not (isinstance(layers, list) and all(type(layer) is int for layer in layers)):
+            yield f"{_AUX} is {layers!r}, needed a list of whole numbers"
 
 
 def _problems(flat: Mapping[str, Any]) -> Iterator[str]:
@@ -153,6 +162,9 @@ def _rope_problems(flat: Mapping[str, Any]) -> Iterator[str]:
     unknown = sorted(found - _ROPE_NEEDS[kind] - _ROPE_MAY_HAVE.get(kind, frozenset()))
     if missing:
         yield f"its {kind} rope lacks {', '.join(missing)}"
+    for key in ("rope_theta", *sorted(_ROPE_NEEDS[kind] & found)):
+        if type(rope[key]) not in (int, float):
+            yield f"{key} of its rope is {rope[key]!r}, needed a number"
     if unknown:
         yield f"its {kind} rope has {', '.join(f'{key} = {rope[key]!r}' for key in unknown)}, which is not known"
 
@@ -182,7 +194,6 @@ def _for_target(flat: Mapping[str, Any], target_config: Mapping[str, Any]) -> di
         else {"rope_parameters": rope}
     )
     whole["max_position_embeddings"] = target_config.get("max_position_embeddings", 2048)
-    nested = (flat.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if not (flat.get("eagle_aux_hidden_state_layer_ids") or nested):
-        whole["eagle_aux_hidden_state_layer_ids"] = default_aux_layer_ids(int(target_config["num_hidden_layers"]))
+    if not (flat.get(_AUX) or (flat.get("eagle_config") or {}).get(_AUX)):
+        whole[_AUX] = default_aux_layer_ids(int(target_config["num_hidden_layers"]))
     return whole

@@ -138,9 +138,11 @@ def test_the_targets_embedding_is_recognised_in_any_dtype_and_never_published(st
 
 
 def test_an_embedding_trained_further_is_refused(store, target_dir, spec, target, tmp_path):
-    trained = {"embed_tokens.weight": target.embedding_VD * 1.02}
+    embedding_VD = target.embedding_VD.clone()
+    embedding_VD[5] *= 1.02
+    trained = {"embed_tokens.weight": embedding_VD}
     directory = write(tmp_path / "published", speculators_config(), speculators_tensors(target.embedding_VD) | trained)
-    with pytest.raises(ArtifactError, match=r"own token embedding, that differs from the target's by up to 0\.\d+"):
+    with pytest.raises(ArtifactError, match="own token embedding, whose row of token 5 is not the target's"):
         import_draft(store, spec, target_dir, directory)
 
 
@@ -241,6 +243,9 @@ def test_scaled_rope_keeps_its_kind_and_theta(store, target_dir, spec, target, t
         ({"hidden_size": "16"}, "hidden_size is '16', needed a whole number"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', needed an object"),
         ({"eagle_aux_hidden_state_layer_ids": 3}, "eagle_aux_hidden_state_layer_ids is 3, needed a list"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, r"is \['a'\], needed a list of whole numbers"),
+        ({"norm_output": "false"}, "norm_output is 'false', needed true or false"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor of its rope is '2', needed a number"),
         ({"rms_norm_eps": None}, "lacks rms_norm_eps"),
     ],
 )
