@@ -25,6 +25,7 @@ from launch.progress import bar
 from launch.rundir import LaunchError, RunDir
 from launch.up import down
 from launch.view import read_status
+from learner.config import LearnerSettings
 from wire.control import AdminStatus, LearnerReport
 from wire.store import DraftStore
 
@@ -61,7 +62,7 @@ def pretrain(config: SystemConfig, arguments: list[str], traffic: str, *, num_to
     system = start_and_wait(config, [*arguments, *forced], say)
     try:
         sender = Sender(str(system["gateway_url"]), Path(system["target_dir"]).name, record, concurrency)
-        course = Course(record, num_tokens, config.learner.gate.every_s)
+        course = Course(record, num_tokens, config.learner)
         with bar("pretraining") as report:
             learn(RunDir(state_dir), sender, course, report)
     except KeyboardInterrupt:
@@ -136,9 +137,12 @@ class Sender:
     def __init__(self, url: str, model: str, record: Record, concurrency: int) -> None:
         self._url, self._model, self._record, self._concurrency = url, model, record, concurrency
         self._stopping = threading.Event()
+        self.is_waiting = False
+        """Set it: nothing more is sent while it holds."""
         self._thread = threading.Thread(target=self._run, name="pretrain-sender", daemon=True)
         self.num_failed = 0
         """Prompts that were given up."""
+        self.num_answer_tokens = 0
         self.failure: str | None = None
 
     @property
@@ -169,6 +173,7 @@ class Sender:
                     self._record.remaining,
                     concurrency=self._concurrency,
                     should_stop=self._stopping.is_set,
+                    should_wait=lambda: self.is_waiting,
                     on_result=self._note,
                     options={"max_tokens": _ANSWER_TOKENS, "temperature": 0.0},
                 )
@@ -178,18 +183,22 @@ class Sender:
 
     def _note(self, result: StreamResult) -> None:
         self.num_failed += not result.is_ok
+        self.num_answer_tokens += result.num_tokens
         self._record.add(result.prompt_id)
 
 
 class Course:
     """Decides when enough was learned. It only reads what the learner reports."""
 
-    def __init__(self, record: Record, num_tokens: int, gate_every_s: float) -> None:
-        self._record, self._num_tokens, self._gate_every_s = record, num_tokens, gate_every_s
+    def __init__(self, record: Record, num_tokens: int, learner: LearnerSettings) -> None:
+        self._record, self._num_tokens = record, num_tokens
+        self._replay, self._gate_every_s = learner.replay, learner.gate.every_s
         self.num_spent = 0
         """Token visits, those of interrupted runs included."""
         self.reason = ""
         """Why it is over; empty while it goes on."""
+        self._is_idle = True
+        self._spent_at_start: int | None = None
         self._num_accepted = 0
         self._spent_at_accepted: int | None = None
         self._waiting_since_s: float | None = None
@@ -199,10 +208,13 @@ class Course:
     def note(self, report: LearnerReport, *, num_left: int, now_s: float) -> bool:
         """Take in a report; True when all is done, the gate's word on the last weights included."""
         self.num_spent = max(report.num_tokens_seen - self._record.begin(report.num_tokens_seen), 0)
+        if self._spent_at_start is None:
+            self._spent_at_start = self.num_spent
         num_judged = sum(report.num_gate_decisions.values())
         self._note_gate(report.num_gate_decisions.get("accepted", 0))
-        has_nothing = num_left == 0 and report.state == "waiting"
-        self._waiting_since_s = (self._waiting_since_s or now_s) if has_nothing else None
+        self._is_idle = report.state == "waiting"
+        is_last = num_left == 0 and self._is_idle
+        self._waiting_since_s = (self._waiting_since_s or now_s) if is_last else None
         if not self.reason:
             self.reason = self._why_over()
             self._judged_then, self._deadline_s = num_judged, now_s + 2 * self._gate_every_s + _MARGIN_S
@@ -226,6 +238,12 @@ class Course:
     def _is_used_up(self, now_s: float) -> bool:
         """For so long that the gate has judged the last step too, if it could."""
         return self._waiting_since_s is not None and now_s - self._waiting_since_s > self._gate_every_s + _MARGIN_S
+
+    def is_behind(self, num_answer_tokens: int) -> bool:
+        """Whether the learner still has a whole recent window to go over, of what was answered since this run began: an answer
+        that comes now would push out one that has not had its passes. An idle one never is: what is held out or lost gets no visits."""
+        num_visits = self.num_spent - (self._spent_at_start or 0)
+        return not self._is_idle and self._replay.max_passes * (num_answer_tokens - self._replay.recent_tokens) > num_visits
 
     @property
     def share(self) -> float:
@@ -251,6 +269,7 @@ def learn(run_dir: RunDir, sender: Sender, course: Course, report: Callable[[str
                 status = None  # the gateway is being started again
             if status and status.learner.report:
                 is_over = course.note(status.learner.report, num_left=sender.num_left, now_s=now_s)
+                sender.is_waiting = course.is_behind(sender.num_answer_tokens)
                 if course.reason:
                     sender.send_no_more()
                 if is_over or now_s - reported_at_s >= poll_s:

@@ -25,7 +25,7 @@ from launch.cli import main
 from launch.config import SystemConfig
 from launch.pretrain import PLATEAU_SHARE, Course, Record, Sender, conclude, learn, pretrain
 from launch.rundir import LaunchError, RunDir
-from learner.config import LearnerConfig
+from learner.config import GateSettings, LearnerConfig, LearnerSettings, ReplaySettings
 from learner.main import run as run_learner
 from learner.session import LearningSession
 from loadtest import sources
@@ -46,6 +46,7 @@ from tiny_target import spec, target_dir
 __all__ = ["spec", "target_dir"]
 
 GATE_EVERY_S = 0.2
+SETTINGS = LearnerSettings(gate=GateSettings(every_s=GATE_EVERY_S))
 CHUNKS = [
     b'data: {"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}\n\n',
     b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n',
@@ -191,7 +192,7 @@ def test_answers_to_a_file_become_a_better_draft_that_is_active_and_the_floor(
     async def scenario() -> None:
         async with scene(tmp_path, spec, target_dir) as system:
             record = Record(tmp_path / "state" / "pretrain", read(traffic))
-            course = Course(record, 3000, GATE_EVERY_S)
+            course = Course(record, 3000, SETTINGS)
             reports = await system.learn(system.sender(record), course)
             assert course.num_spent >= 3000
             assert course.reason == "the budget of 3000 token visits is used up"
@@ -220,7 +221,11 @@ def test_what_was_interrupted_goes_on_with_the_prompts_that_are_left(
             record = Record(directory, read(traffic))
             sender = system.sender(record)
             system.rig.engine.chunk_gate = asyncio.Event()
+            sender.is_waiting = True
             sender.start()
+            await asyncio.sleep(0.2)
+            assert system.asked() == []
+            sender.is_waiting = False
             await asyncio.to_thread(wait_until, lambda: len(system.asked()) == 2)
             sender.send_no_more()
             system.rig.engine.chunk_gate.set()
@@ -262,7 +267,7 @@ def test_a_system_that_is_gone_ends_it(tmp_path: Path, traffic: Path) -> None:
     )
     record = Record(tmp_path / "pretrain", [])
     with pytest.raises(LaunchError, match="does not answer"):
-        learn(run_dir, Sender("http://127.0.0.1:9", "fake", record, 1), Course(record, 1, 1.0), lambda _what, _share: None)
+        learn(run_dir, Sender("http://127.0.0.1:9", "fake", record, 1), Course(record, 1, SETTINGS), lambda _what, _share: None)
 
 
 @pytest.fixture
@@ -273,17 +278,17 @@ def record(tmp_path: Path, traffic: Path) -> Record:
 def test_visits_before_the_first_run_do_not_count_and_those_of_an_interrupted_one_do(
     tmp_path: Path, traffic: Path, record: Record
 ) -> None:
-    course = Course(record, 1000, 1.0)
+    course = Course(record, 1000, SETTINGS)
     course.note(learner_report(num_tokens_seen=5000), num_left=9, now_s=0.0)
     course.note(learner_report(num_tokens_seen=5200), num_left=9, now_s=1.0)
     assert (course.num_spent, course.share) == (200, 0.2)
-    resumed = Course(Record(tmp_path / "pretrain", read(traffic)), 1000, 1.0)
+    resumed = Course(Record(tmp_path / "pretrain", read(traffic)), 1000, SETTINGS)
     resumed.note(learner_report(num_tokens_seen=5300), num_left=9, now_s=2.0)
     assert resumed.num_spent == 300
 
 
 def test_a_used_up_budget_waits_for_the_gates_word(record: Record) -> None:
-    course = Course(record, 100, 1.0)
+    course = Course(record, 100, SETTINGS)
     judged = {"accepted": 1, "rejected": 0}
     course.note(learner_report(num_gate_decisions=judged), num_left=9, now_s=0.0)
     over = learner_report(state="training", num_tokens_seen=120, num_gate_decisions=judged)
@@ -295,7 +300,7 @@ def test_a_used_up_budget_waits_for_the_gates_word(record: Record) -> None:
 
 
 def test_a_gate_that_never_speaks_is_not_waited_for(record: Record) -> None:
-    course = Course(record, 100, 1.0)
+    course = Course(record, 100, SETTINGS)
     course.note(learner_report(), num_left=9, now_s=0.0)
     over = learner_report(state="training", num_tokens_seen=120)
     assert not course.note(over, num_left=9, now_s=1.0)
@@ -303,7 +308,7 @@ def test_a_gate_that_never_speaks_is_not_waited_for(record: Record) -> None:
 
 
 def test_answers_that_had_all_their_passes_end_it_once_the_gate_could_judge_them(record: Record) -> None:
-    course = Course(record, 10**6, 20.0)
+    course = Course(record, 10**6, LearnerSettings(gate=GateSettings(every_s=20.0)))
     assert not course.note(learner_report(), num_left=1, now_s=0.0)
     assert not course.note(learner_report(), num_left=0, now_s=100.0)
     assert not course.note(learner_report(state="training"), num_left=0, now_s=120.0)
@@ -313,8 +318,20 @@ def test_answers_that_had_all_their_passes_end_it_once_the_gate_could_judge_them
     assert course.reason == "every answer has had its passes"
 
 
+def test_prompts_wait_while_answers_would_be_forgotten_before_they_had_their_passes(record: Record) -> None:
+    course = Course(record, 10**6, LearnerSettings(replay=ReplaySettings(recent_tokens=1000, max_passes=4)))
+    course.note(learner_report(state="training", num_tokens_seen=500), num_left=9, now_s=0.0)
+    assert not course.is_behind(1000)
+    assert course.is_behind(1001)
+    course.note(learner_report(state="training", num_tokens_seen=500 + 4000), num_left=9, now_s=1.0)
+    assert not course.is_behind(2000)
+    assert course.is_behind(2001)
+    course.note(learner_report(state="waiting", num_tokens_seen=500 + 4000), num_left=9, now_s=2.0)
+    assert not course.is_behind(10**6)
+
+
 def test_a_plateau_is_a_share_of_the_budget_without_a_better_draft(record: Record) -> None:
-    course = Course(record, 1000, 1.0)
+    course = Course(record, 1000, SETTINGS)
     step = int(PLATEAU_SHARE * 1000)
 
     def spend(num_tokens: int, num_accepted: int) -> str:
