@@ -194,10 +194,11 @@ def test_answers_to_a_file_become_a_better_draft_that_is_active_and_the_floor(
             record = Record(tmp_path / "state" / "pretrain", read(traffic))
             course = Course(record, 3000, SETTINGS)
             reports = await system.learn(system.sender(record), course)
-            assert course.num_spent >= 3000
-            assert course.reason == "the budget of 3000 token visits is used up"
-            assert sorted(set(system.asked())) == sorted(prompt.messages[-1]["content"] for prompt in read(traffic))
-            assert reports[-1][1] == 1.0
+            assert course.reason, "this language is soon learned, so a plateau may end it before the budget does"
+            assert course.num_spent >= PLATEAU_SHARE * 3000
+            assert sorted(system.asked()) == sorted(prompt.messages[-1]["content"] for prompt in read(traffic))
+            assert "0 prompts left" in reports[-1][0]
+            assert reports[-1][1] == course.share
             said: list[str] = []
             assert conclude(system.store, course.reason, said.append) == 0
             active = system.store.active()
