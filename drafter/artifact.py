@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from drafter.draft import Draft, draft_from_tensors, draft_tensors
 from drafter.geometry import geometry_of_draft, vllm_config
@@ -16,6 +18,7 @@ from wire.artifact import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     DraftManifest,
+    DraftSource,
     GateReport,
     TrainingReport,
     verify_artifact,
@@ -33,6 +36,7 @@ def publish_draft(
     *,
     origin: str,
     parent: int | None = None,
+    source: DraftSource | None = None,
     training: TrainingReport | None = None,
     gate: GateReport | None = None,
 ) -> int:
@@ -51,6 +55,7 @@ def publish_draft(
                 d2t_sha256=draft.head.vocabulary.sha256,
                 created_at_s=time.time(),
                 sha256={name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)},
+                source=source,
                 training=training,
                 gate=gate,
             ),
@@ -75,28 +80,34 @@ def load_draft(store: DraftStore, version: int, spec: CaptureSpec, target: Targe
     directory = store.directory(version)
     manifest = verify_artifact(directory)
     spec.require(manifest.spec, who=f"draft {version}")
-    draft = read_draft_files(directory, spec, target, who=f"draft {version}")
+    geometry = geometry_of_draft(read_config(directory, who=f"draft {version}"), spec, who=f"draft {version}")
+    draft = draft_from_tensors(read_tensors(directory, who=f"draft {version}"), geometry, target, who=f"draft {version}")
     if draft.head.vocabulary.sha256 != manifest.d2t_sha256:
         raise ArtifactError(f"draft {version}: its vocabulary map is not the one its manifest names")
     return draft
 
 
-def read_draft_files(directory: Path, spec: CaptureSpec, target: TargetParts, *, who: str) -> Draft:
-    """A draft from any directory with config.json and safetensors files; raises ArtifactError."""
+def read_config(directory: Path, *, who: str) -> dict[str, Any]:
+    """The config.json of a draft's directory; raises ArtifactError."""
     try:
         config = json.loads((directory / CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{who}: cannot read {CONFIG_FILE}: {error}") from error
     if not isinstance(config, dict):
         raise ArtifactError(f"{who}: {CONFIG_FILE} holds no JSON object; it is not an EAGLE-3 draft")
-    geometry = geometry_of_draft(config, spec, who=who)
-    tensors = {}
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ArtifactError(f"{who} holds no *.safetensors file; convert the checkpoint to safetensors first")
-    for path in files:
+    return config
+
+
+def read_tensors(directory: Path, *, who: str) -> dict[str, Tensor]:
+    """Every tensor of a draft's directory, which may be sharded; raises ArtifactError."""
+    tensors: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
         try:
-            tensors.update(load_file(path))
+            loaded = load_file(path)
         except (OSError, SafetensorError) as error:
             raise ArtifactError(f"{who}: {path.name} is damaged: {error}") from error
-    return draft_from_tensors(tensors, geometry, target, who=who)
+        twice = sorted(loaded.keys() & tensors.keys())
+        if twice:
+            raise ArtifactError(f"{who}: {path.name} holds {twice[0]} a second time; leave one set of weights in {directory}")
+        tensors.update(loaded)
+    return tensors

@@ -10,17 +10,25 @@ from pathlib import Path
 
 import torch
 
-from drafter.artifact import publish_draft, read_draft_files
-from drafter.draft import Draft
-from drafter.geometry import geometry_for_target
+from drafter.artifact import publish_draft, read_tensors
+from drafter.draft import Draft, draft_from_tensors
+from drafter.geometry import geometry_for_target, geometry_of_draft
 from drafter.head import Head
 from drafter.initialise import random_core
+from drafter.published import read_published_config
 from drafter.target import TargetParts, load_target_parts
 from drafter.vocabulary import choose_vocabulary, control_token_ids
-from wire.artifact import CONFIG_FILE, WEIGHTS_FILE
+from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftSource
 from wire.errors import ArtifactError
-from wire.spec import CaptureSpec, read_model_config
+from wire.spec import CaptureSpec, read_model_config, weights_revision
 from wire.store import DraftStore
+
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_CONVERT = (
+    'python -c "import torch; from safetensors.torch import save_file; '
+    "save_file({{n: t.contiguous() for n, t in torch.load('{name}', weights_only=True, map_location='cpu').items()}}, "
+    "'model.safetensors')\""
+)
 
 
 def create_random_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, seed: int = 0) -> int:
@@ -39,12 +47,32 @@ def random_draft(spec: CaptureSpec, target_dir: Path, target: TargetParts, seed:
 def import_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, checkpoint: Path) -> int:
     """Publish an existing EAGLE-3 checkpoint directory and return its version; raises ArtifactError where it does not fit.
 
-    Its own lm_head and vocabulary map are kept.
+    Its own lm_head and vocabulary map are kept. Both layouts of `drafter/published.py` are read.
     """
+    who = f"checkpoint {checkpoint.name}"
+    _require_safetensors(checkpoint)
+    found = read_published_config(checkpoint, read_model_config(target_dir), who=who)
+    geometry = geometry_of_draft(found.config, spec, who=who)
+    draft = draft_from_tensors(read_tensors(checkpoint, who=who), geometry, load_target_parts(target_dir), who=who)
+    source = DraftSource(format=found.layout, path=str(checkpoint.absolute()), weights_revision=weights_revision(checkpoint))
+    return publish_draft(store, draft, spec, origin="imported", source=source)
+
+
+def _require_safetensors(checkpoint: Path) -> None:
     if not checkpoint.is_dir():
-        raise ArtifactError(f"{checkpoint} is not a directory; give the directory of an EAGLE-3 checkpoint")
-    draft = read_draft_files(checkpoint, spec, load_target_parts(target_dir), who=f"checkpoint {checkpoint.name}")
-    return publish_draft(store, draft, spec, origin="imported")
+        raise ArtifactError(
+            f"{checkpoint} is not a directory; give the directory of an EAGLE-3 checkpoint "
+            "(`hf download ORG/NAME --local-dir DIR` makes one)"
+        )
+    if next(checkpoint.glob("*.safetensors"), None) is not None:
+        return
+    pickled = sorted(path.name for pattern in _PICKLED for path in checkpoint.glob(pattern))
+    if pickled:
+        raise ArtifactError(
+            f"{checkpoint} holds {pickled[0]}, a pickle, which can run code when it is read; only safetensors are. "
+            f"If you trust it, convert it in {checkpoint}: {_CONVERT.format(name=pickled[0])}"
+        )
+    raise ArtifactError(f"{checkpoint} holds no *.safetensors file; it is not an EAGLE-3 checkpoint")
 
 
 def export_draft(store: DraftStore, version: int, out_dir: Path) -> None:

@@ -78,7 +78,7 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
     if int(config.get("num_hidden_layers", 1)) != 1:
         raise ArtifactError(f"{who} has {config['num_hidden_layers']} layers; only one-layer drafts are supported")
     eagle = config.get("eagle_config") or {}
-    aux = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or spec.aux_layer_ids
+    aux = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
     hidden_size = int(config["hidden_size"])
     found = {
         "hidden_size": hidden_size,
@@ -97,6 +97,8 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
         "partial_rotary_factor": 1.0,
     }
     wrong = [f"{key} is {found[key]}, this system needs {wanted[key]}" for key in wanted if found[key] != wanted[key]]
+    if found["draft_vocab_size"] == found["vocab_size"] == spec.vocab_size:
+        wrong.append("with a head as large as the target's vLLM may share the two, and a swap would overwrite the target")
     if wrong:
         raise ArtifactError(
             f"{who} does not fit: {'; '.join(wrong)}. Set draft.vocab_size and draft.aux_layer_ids to the draft's, or use another draft"

@@ -39,8 +39,8 @@ class Head:
 
     @classmethod
     def imported(cls, vocabulary: DraftVocabulary, weight_UD: Tensor, head_VD: Tensor) -> Head:
-        """A checkpoint's own rows; recognised where they are the target's after all."""
+        """A checkpoint's own rows; recognised where they are the target's after all, in either's dtype."""
         rows_UD = head_VD[vocabulary.ids_U].contiguous()
-        if torch.equal(weight_UD.to(rows_UD.dtype), rows_UD):
+        if torch.equal(weight_UD.to(rows_UD.dtype), rows_UD) or torch.equal(weight_UD, rows_UD.to(weight_UD.dtype)):
             return cls(vocabulary, rows_UD, rows_UD)
         return cls(vocabulary, weight_UD.to(head_VD.dtype).contiguous(), rows_UD)

@@ -114,9 +114,19 @@ def _add_resolved(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    draft = commands.add_parser("draft", help="drafts: init, list, show, activate, rollback, export")
+    draft = commands.add_parser("draft", help="drafts: init, import, pretrain, list, show, activate, rollback, export")
     verbs = draft.add_subparsers(metavar="COMMAND", required=True)
     _add_resolved(_command(verbs, "init", _draft_init, "make a draft: random, or from draft.checkpoint"))
+    imported = _command(verbs, "import", _draft_import,
+                        "make a draft of a published EAGLE-3 checkpoint (SafeAILab's layout or speculators')")  # fmt: skip
+    imported.add_argument("path", type=Path, metavar="PATH", help="its directory: config.json and safetensors files")
+    pretrain = _command(verbs, "pretrain", _draft_pretrain,
+                        "start the system, train its draft on the answers to a file's prompts, and stop")  # fmt: skip
+    pretrain.add_argument("--traffic", required=True, metavar="FILE",
+                          help="JSON lines with OpenAI messages, or the name of a source: human_eval, sharegpt, reasoning_gym")  # fmt: skip
+    pretrain.add_argument("--tokens", type=int, default=1_000_000, metavar="N",
+                          help="token visits of the learner after which it ends (default 1000000); a plateau ends it sooner")  # fmt: skip
+    pretrain.add_argument("--concurrency", type=int, default=8, help="requests in flight (default 8)")
     _command(verbs, "list", _draft_list, "list drafts")
     show = _command(verbs, "show", _draft_show, "verify a draft and print its manifest")
     activate = _command(verbs, "activate", _draft_activate, "swap a draft into the running engines",
@@ -339,6 +349,29 @@ def _draft_init(options: argparse.Namespace) -> int:
 
     _say(f"draft {drafts.init(_config(options))}")
     return 0
+
+
+def _draft_import(options: argparse.Namespace) -> int:
+    from launch import drafts
+    from wire.store import DraftStore
+
+    config = _config(options)
+    version = drafts.import_checkpoint(config, options.path)
+    _say(f"draft {version} from {options.path}: {drafts.how_to_serve(DraftStore(config.state.directory), version)}")
+    return 0
+
+
+def _draft_pretrain(options: argparse.Namespace) -> int:
+    from launch.pretrain import pretrain
+
+    return pretrain(
+        _config(options),
+        _forwarded(options),
+        options.traffic,
+        num_tokens=options.tokens,
+        concurrency=options.concurrency,
+        say=_say,
+    )
 
 
 def _draft_list(options: argparse.Namespace) -> int:

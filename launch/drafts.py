@@ -1,4 +1,4 @@
-"""`paceline draft`: make, list, show, activate, roll back and export drafts. Creating and exporting import torch."""
+"""`paceline draft`: make, import, list, show, activate, roll back and export drafts. Making and exporting import torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,36 @@ from launch import models
 from launch.config import SystemConfig
 from launch.probe import AdminClient
 from launch.rundir import LaunchError, RunDir
+from wire.artifact import CONFIG_FILE
 from wire.errors import ArtifactError
-from wire.spec import resolve_capture_spec
+from wire.spec import CaptureSpec, resolve_capture_spec
 from wire.store import DraftStore
 
 
 def init(config: SystemConfig) -> int:
     """Make a draft as `[draft]` says and return its version. The first one also becomes active and the floor."""
+    if config.draft.checkpoint is not None:
+        return import_checkpoint(config, config.draft.checkpoint)
+    from drafter.create import create_random_draft
+
+    target_dir, spec = _target(config)
+    store = DraftStore(config.state.directory)
+    return _first_serves(store, create_random_draft(store, spec, target_dir, config.draft.seed))
+
+
+def import_checkpoint(config: SystemConfig, checkpoint: Path) -> int:
+    """Make a draft of a published EAGLE-3 checkpoint and return its version; the first draft also becomes active and the floor.
+
+    Raises ArtifactError where the checkpoint does not fit the target.
+    """
+    from drafter.create import import_draft
+
+    target_dir, spec = _target(config)
+    store = DraftStore(config.state.directory)
+    return _first_serves(store, import_draft(store, spec, target_dir, checkpoint))
+
+
+def _target(config: SystemConfig) -> tuple[Path, CaptureSpec]:
     target_dir = models.resolve(config.target.path, lambda _what, _share: None)
     spec = resolve_capture_spec(
         target_dir,
@@ -26,19 +49,32 @@ def init(config: SystemConfig) -> int:
         draft_vocab_size=config.draft.vocab_size,
         aux_layer_ids=config.draft.aux_layer_ids,
     )
-    store = DraftStore(config.state.directory)
-    from drafter.create import create_random_draft, import_draft
+    return target_dir, spec
 
-    version: int
-    if config.draft.checkpoint is None:
-        version = create_random_draft(store, spec, target_dir, config.draft.seed)
-    else:
-        version = import_draft(store, spec, target_dir, config.draft.checkpoint)
+
+def _first_serves(store: DraftStore, version: int) -> int:
     if store.active() is None:
         store.set_active(version)
     if store.floor() is None:
         store.set_floor(version)
     return version
+
+
+def how_to_serve(store: DraftStore, version: int) -> str:
+    """What it takes to have a draft serve, in words; an engine cannot change its draft's shape while it runs."""
+    active = store.active()
+    if active == version:
+        return "active"
+    if active is None or _shape(store, active) == _shape(store, version):
+        return f"`paceline draft activate {version} --force` swaps it in; no gate has judged it"
+    return (
+        f"draft {active}, which is active, has another shape, so no running engine can swap it in; "
+        "to start from it, import it into an empty directory (--set state.dir=DIR)"
+    )
+
+
+def _shape(store: DraftStore, version: int) -> tuple[CaptureSpec, bytes]:
+    return store.manifest(version).spec, (store.directory(version) / CONFIG_FILE).read_bytes()
 
 
 def repair_active(store: DraftStore, report: Callable[[str], None]) -> None:
@@ -79,6 +115,8 @@ def listing(store: DraftStore) -> list[str]:
             lines.append(f"{version:>5}  unreadable: {error}")
             continue
         marks = [name for name, pointer in (("active", active), ("floor", floor)) if pointer == version]
+        if manifest.source is not None:
+            marks.append(f"from {manifest.source.path} ({manifest.source.format})")
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_at_s))
         parent = "-" if manifest.parent is None else str(manifest.parent)
         gate = f"{manifest.gate.candidate_al:.2f}" if manifest.gate else "-"

@@ -47,6 +47,17 @@ class TrainingReport(Struct, frozen=True, kw_only=True):
     seed: int
 
 
+class DraftSource(Struct, frozen=True, kw_only=True):
+    """The published checkpoint an imported draft was made from."""
+
+    format: str
+    """`eagle` (the layout of SafeAILab/EAGLE) or `speculators` (that of vllm-project/speculators)."""
+    path: str
+    """Its directory when it was imported, absolute."""
+    weights_revision: str
+    """Digest over its weight files, see `wire.spec.weights_revision`."""
+
+
 class DraftManifest(Struct, frozen=True, kw_only=True, tag="draft_manifest"):
     """What an artifact is. `sha256` covers every other file of the directory."""
 
@@ -60,6 +71,8 @@ class DraftManifest(Struct, frozen=True, kw_only=True, tag="draft_manifest"):
     """Of the draft-to-target vocabulary map's raw int64 bytes."""
     created_at_s: float
     sha256: dict[str, str]
+    source: DraftSource | None = None
+    """Of an imported draft."""
     training: TrainingReport | None = None
     gate: GateReport | None = None
 

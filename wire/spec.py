@@ -53,13 +53,10 @@ class CaptureSpec(Struct, frozen=True, kw_only=True, tag="capture_spec"):
 def resolve_capture_spec(
     target_dir: Path, *, dtype: str, draft_vocab_size: int, aux_layer_ids: tuple[int, ...] | None = None
 ) -> CaptureSpec:
-    """The spec for a target directory; raises ConfigError where the directory is not a usable model.
-
-    Default aux layers are vLLM's for EAGLE-3: (2, L//2, L-3) (vllm/model_executor/models/interfaces.py).
-    """
+    """The spec for a target directory; raises ConfigError where the directory is not a usable model."""
     config = read_model_config(target_dir)
     num_layers, vocab_size, hidden_size = (_size(config, key, target_dir) for key in _SIZES)
-    aux = aux_layer_ids or (2, num_layers // 2, num_layers - 3)
+    aux = aux_layer_ids or default_aux_layer_ids(num_layers)
     if len(set(aux)) != len(aux) or not all(0 <= layer <= num_layers for layer in aux):
         raise ConfigError(
             f"aux_layer_ids {aux} do not name distinct layers of a target with {num_layers}; set draft.aux_layer_ids"
@@ -79,6 +76,15 @@ def resolve_capture_spec(
         draft_vocab_size=draft_vocab_size,
         aux_layer_ids=aux,
     )
+
+
+def default_aux_layer_ids(num_layers: int) -> tuple[int, int, int]:
+    """What EAGLE-3 reads of a target with so many layers where nothing else is said: (2, L//2, L-3).
+
+    The authors' code takes these (SafeAILab/EAGLE, eagle/model/modeling_llama_kv.py), and so does vLLM
+    (vllm/model_executor/models/interfaces.py).
+    """
+    return 2, num_layers // 2, num_layers - 3
 
 
 def read_model_config(target_dir: Path) -> dict[str, Any]:

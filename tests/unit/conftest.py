@@ -14,6 +14,7 @@ import pytest
 
 UNIT = Path(__file__).parent
 RIGS = (
+    "launch/test_pretrain.py",
     "launch/test_supervise.py",
     "learner/test_learning_session.py",
     "learner/test_publisher.py",

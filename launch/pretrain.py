@@ -1,0 +1,311 @@
+"""`paceline draft pretrain`: an ordinary system, the prompts of a file, and an end. A warm start before there is any traffic.
+
+Nothing is trained here. The learner of the system that is started does that, on what its engines answer, with its gate, its
+publisher and its checkpoint; this module sends the prompts, tells how far it is, and says when it is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from launch.config import SystemConfig
+from launch.detached import start_and_wait
+from launch.drafts import admin_client
+from launch.progress import bar
+from launch.rundir import LaunchError, RunDir
+from launch.up import down
+from launch.view import read_status
+from learner.config import LearnerSettings
+from wire.control import AdminStatus, LearnerReport
+from wire.store import DraftStore
+
+if TYPE_CHECKING:
+    from loadtest.client import StreamResult
+    from loadtest.traffic import Prompt
+
+PLATEAU_SHARE = 0.25
+"""So much of the budget without a better draft is a plateau."""
+_FORCED = ("capture.enabled=true", "capture.rate=1", "learner.enabled=true")
+_ANSWER_TOKENS = 512
+_MARGIN_S = 10.0
+_POLL_S = 1.0
+_PLAIN_POLL_S = 15.0
+
+Say = Callable[[str], None]
+
+
+def pretrain(config: SystemConfig, arguments: list[str], traffic: str, *, num_tokens: int, concurrency: int, say: Say) -> int:
+    """Start a system, train on the answers to a source's prompts, stop it, and make the best draft active and the floor.
+
+    `arguments` are the command line's configuration options, `traffic` is a file of JSON lines with OpenAI messages or the name
+    of a source. Only its training part is sent: the held-out fifth stays unseen for measurements. Returns the exit status: 0,
+    1 where no draft passed the gate, 130 where it was interrupted; the same command then goes on. Raises PacelineError.
+    """
+    if num_tokens < 1 or concurrency < 1:
+        raise LaunchError(f"--tokens {num_tokens} and --concurrency {concurrency} must be 1 or more")
+    prompts = _prompts(traffic)
+    state_dir = config.state.directory
+    record = Record(state_dir / "pretrain", prompts)
+    say(f"{len(prompts)} prompts of {traffic}, {len(prompts) - len(record.remaining)} of them answered before")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the system must not outlive this command
+    forced = [word for text in _FORCED for word in ("--set", text)]
+    system = start_and_wait(config, [*arguments, *forced], say)
+    try:
+        sender = Sender(str(system["gateway_url"]), Path(system["target_dir"]).name, record, concurrency)
+        course = Course(record, num_tokens, config.learner)
+        with bar("pretraining") as report:
+            learn(RunDir(state_dir), sender, course, report)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        return 130
+    finally:
+        down(state_dir, config.launch.grace_s, say)
+    return conclude(DraftStore(state_dir), course.reason, say)
+
+
+def _prompts(traffic: str) -> list[Prompt]:
+    from loadtest import sources
+
+    source = sources.load(traffic)
+    if source.num_broken:
+        print(f"{traffic}: {source.num_broken} records hold no prompt and are left out", flush=True)
+    return list({prompt.id: prompt for prompt in sources.open_part(traffic, source, "train")}.values())
+
+
+class Record:
+    """Which prompts of a set are answered, and how much the learner had seen before the first: a file that only grows.
+
+    Its name is a digest of the prompts' ids, so the record belongs to the prompts, wherever their file lies.
+    """
+
+    def __init__(self, directory: Path, prompts: list[Prompt]) -> None:
+        ids = "\n".join(prompt.id for prompt in prompts)
+        self._path = directory / f"{hashlib.sha256(ids.encode()).hexdigest()[:16]}.jsonl"
+        self.num_tokens_before: int | None = None
+        """Token visits; None before the learner was first heard."""
+        self.num_prompts = len(prompts)
+        done = self._read()
+        self.remaining = [prompt for prompt in prompts if prompt.id not in done]
+        """When this record was opened, in order."""
+        self.num_done = self.num_prompts - len(self.remaining)
+        """Kept up to date."""
+
+    def begin(self, num_tokens_seen: int) -> int:
+        """Note what the learner has seen, unless that was done before; returns what is noted."""
+        if self.num_tokens_before is None:
+            self.num_tokens_before = num_tokens_seen
+            self._append({"num_tokens_before": num_tokens_seen})
+        return self.num_tokens_before
+
+    def add(self, prompt_id: str) -> None:
+        """Note a prompt as answered; raises OSError."""
+        self._append({"answered": prompt_id})
+        self.num_done += 1
+
+    def _append(self, entry: dict[str, str | int]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write("\n" + json.dumps(entry))  # a line that was cut short by a kill spoils no other
+
+    def _read(self) -> set[str]:
+        done = set()
+        lines = self._path.read_text().splitlines() if self._path.is_file() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if "num_tokens_before" in entry:
+                self.num_tokens_before = entry["num_tokens_before"]
+            done.add(entry.get("answered"))
+        return done
+
+
+class Sender:
+    """Sends what is not answered yet, in a thread of its own, each prompt until it is answered."""
+
+    def __init__(self, url: str, model: str, record: Record, concurrency: int) -> None:
+        self._url, self._model, self._record, self._concurrency = url, model, record, concurrency
+        self._stopping = threading.Event()
+        self.is_waiting = False
+        """Set it: nothing more is sent while it holds."""
+        self._thread = threading.Thread(target=self._run, name="pretrain-sender", daemon=True)
+        self.num_failed = 0
+        """Prompts that were given up."""
+        self.num_answer_tokens = 0
+        self.failure: str | None = None
+
+    @property
+    def num_left(self) -> int:
+        return self._record.num_prompts - self._record.num_done
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send_no_more(self) -> None:
+        """Answers under way are still read."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Answers under way are abandoned after a moment."""
+        self.send_no_more()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_MARGIN_S)
+
+    def _run(self) -> None:
+        from loadtest.closed_loop import answer_each
+
+        try:
+            asyncio.run(
+                answer_each(
+                    self._url,
+                    self._model,
+                    self._record.remaining,
+                    concurrency=self._concurrency,
+                    should_stop=self._stopping.is_set,
+                    should_wait=lambda: self.is_waiting,
+                    on_result=self._note,
+                    options={"max_tokens": _ANSWER_TOKENS, "temperature": 0.0},
+                )
+            )
+        except OSError as error:
+            self.failure = str(error)
+
+    def _note(self, result: StreamResult) -> None:
+        self.num_failed += not result.is_ok
+        self.num_answer_tokens += result.num_tokens
+        self._record.add(result.prompt_id)
+
+
+class Course:
+    """Decides when enough was learned. It only reads what the learner reports."""
+
+    def __init__(self, record: Record, num_tokens: int, learner: LearnerSettings) -> None:
+        self._record, self._num_tokens = record, num_tokens
+        self._replay, self._gate_every_s = learner.replay, learner.gate.every_s
+        self.num_spent = 0
+        """Token visits, those of interrupted runs included."""
+        self.reason = ""
+        """Why it is over; empty while it goes on."""
+        self._is_idle = True
+        self._spent_at_start: int | None = None
+        self._num_accepted = 0
+        self._spent_at_accepted: int | None = None
+        self._waiting_since_s: float | None = None
+        self._judged_then = 0
+        self._deadline_s = 0.0
+
+    def note(self, report: LearnerReport, *, num_left: int, now_s: float) -> bool:
+        """Take in a report; True when all is done, the gate's word on the last weights included."""
+        self.num_spent = max(report.num_tokens_seen - self._record.begin(report.num_tokens_seen), 0)
+        if self._spent_at_start is None:
+            self._spent_at_start = self.num_spent
+        num_judged = sum(report.num_gate_decisions.values())
+        self._note_gate(report.num_gate_decisions.get("accepted", 0))
+        self._is_idle = report.state == "waiting"
+        is_last = num_left == 0 and self._is_idle
+        self._waiting_since_s = (self._waiting_since_s or now_s) if is_last else None
+        if not self.reason:
+            self.reason = self._why_over()
+            self._judged_then, self._deadline_s = num_judged, now_s + 2 * self._gate_every_s + _MARGIN_S
+        is_used_up = self._is_used_up(now_s)
+        if is_used_up and not self.reason:
+            self.reason = "every answer has had its passes"
+        return bool(self.reason) and (is_used_up or num_judged > self._judged_then or now_s > self._deadline_s)
+
+    def _note_gate(self, num_accepted: int) -> None:
+        if self._spent_at_accepted is None or num_accepted > self._num_accepted:
+            self._spent_at_accepted = self.num_spent
+        self._num_accepted = num_accepted
+
+    def _why_over(self) -> str:
+        if self.num_spent >= self._num_tokens:
+            return f"the budget of {self._num_tokens} token visits is used up"
+        if self.num_spent - (self._spent_at_accepted or 0) >= PLATEAU_SHARE * self._num_tokens:
+            return f"no better draft in the last {PLATEAU_SHARE * self._num_tokens:.0f} token visits"
+        return ""
+
+    def _is_used_up(self, now_s: float) -> bool:
+        """For so long that the gate has judged the last step too, if it could."""
+        return self._waiting_since_s is not None and now_s - self._waiting_since_s > self._gate_every_s + _MARGIN_S
+
+    def is_behind(self, num_answer_tokens: int) -> bool:
+        """Whether the learner still has a whole recent window to go over, of what was answered since this run began: an answer
+        that comes now would push out one that has not had its passes. An idle one never is: what is held out or lost gets no visits."""
+        num_visits = self.num_spent - (self._spent_at_start or 0)
+        return not self._is_idle and self._replay.max_passes * (num_answer_tokens - self._replay.recent_tokens) > num_visits
+
+    @property
+    def share(self) -> float:
+        return min(self.num_spent / self._num_tokens, 1.0)
+
+
+def learn(run_dir: RunDir, sender: Sender, course: Course, report: Callable[[str, float], None]) -> None:
+    """Send and watch until the course is over; raises LaunchError where the system is gone."""
+    client = admin_client(run_dir.state)
+    poll_s = _POLL_S if Console().is_terminal else _PLAIN_POLL_S
+    reported_at_s = 0.0
+    sender.start()
+    try:
+        while True:
+            if sender.failure:
+                raise LaunchError(f"cannot note which prompts are answered: {sender.failure}")
+            now_s = time.monotonic()
+            try:
+                status = read_status(client)
+            except LaunchError:
+                if not run_dir.is_locked():
+                    raise
+                status = None  # the gateway is being started again
+            if status and status.learner.report:
+                is_over = course.note(status.learner.report, num_left=sender.num_left, now_s=now_s)
+                sender.is_waiting = course.is_behind(sender.num_answer_tokens)
+                if course.reason:
+                    sender.send_no_more()
+                if is_over or now_s - reported_at_s >= poll_s:
+                    reported_at_s = now_s
+                    report(how_far(status, sender, course), course.share)
+                if is_over:
+                    return
+            time.sleep(_POLL_S)
+    finally:
+        sender.stop()
+
+
+def how_far(status: AdminStatus, sender: Sender, course: Course) -> str:
+    """A line for the person who waits."""
+    report, acceptance = status.learner.report, status.acceptance
+    failed = f" ({sender.num_failed} given up)" if sender.num_failed else ""
+    live = f"AL {acceptance.acceptance_length:.2f}" if acceptance else "AL -"
+    learner = f"{report.state}, {report.tokens_per_s:.0f} visits/s" if report else "no learner"
+    last = f"; {course.reason}, the last weights are judged" if course.reason else ""
+    return (
+        f"{sender.num_left} prompts left{failed}, {course.num_spent} token visits, draft {status.active_version} {live}, "
+        f"learner {learner}{last}"
+    )
+
+
+def conclude(store: DraftStore, reason: str, say: Say) -> int:
+    """Make what was learned the floor too, and tell; 1 where nothing was."""
+    active = store.active()
+    manifest = None if active is None else store.manifest(active)
+    if active is None or manifest is None or manifest.gate is None:
+        say(f"{reason}; no draft passed the gate, draft {active} stays: give it more prompts, or a larger --tokens")
+        return 1
+    store.set_floor(active)
+    gate = manifest.gate
+    say(
+        f"{reason}; draft {active} is active and the floor: simulated AL {gate.candidate_al:.2f}, "
+        f"that of draft {manifest.parent} on the same requests {gate.incumbent_al:.2f}. `paceline up` starts from it"
+    )
+    return 0
