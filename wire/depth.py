@@ -48,8 +48,8 @@ class DepthOption(Struct, frozen=True, kw_only=True):
     num_steps: int
     """Steps timed at this K in this bucket, in all."""
     source: str
-    """Where the step time comes from: `now` (in force), `compared` (run right after another K), `bucket n` (as in that bucket)
-    or `assumed`."""
+    """Where the step time comes from: `now` (in force), `compared` (run in turn with another K), `interpolated` between such,
+    `bucket n` (after that one) or `assumed`."""
 
 
 class DepthBucket(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class EngineDepth(Struct, frozen=True, kw_only=True):
 
     engine: str
     is_applied: bool
-    """False: the engine runs another table than this one, for a moment or because it does not answer."""
+    """False: the engine has another table than this one, for a moment or because it does not answer."""
     draft_version: int | None
     acceptance: list[AcceptedPosition]
     buckets: list[DepthBucket]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from math import exp
 
 from server.depth.costs import StepCosts
@@ -26,6 +26,8 @@ class Bucket:
         """None until two K were compared here."""
         self.num_steps: Counter[int] = Counter()
         """Timed, by K."""
+        self.total_s: defaultdict[int, float] = defaultdict(float)
+        """Of these steps."""
         self.seen_s: float | None = None
         """When steps were last timed here."""
         self.challenger: tuple[int, int] = (depth, 0)
@@ -37,6 +39,7 @@ class Bucket:
     def take(self, depth: int, steps: Steps, now_s: float) -> None:
         """Steps timed at one K."""
         self.num_steps[depth] += steps.num_steps
+        self.total_s[depth] += steps.total_s
         self.seen_s = now_s
         if depth == self.depth:
             self._recent.append((now_s, steps))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from math import exp, hypot, inf, log, log2
+from typing import NamedTuple
 
 from server.depth.bucket import Bucket
 from server.depth.costs import StepCosts
@@ -25,7 +26,7 @@ from wire.depth import DepthChange, bucket_of, buckets_up_to
 
 MIN_GAIN = 0.02
 """Logarithm of the speed-up below which a change is not worth it."""
-CERTAIN = 2.5
+CERTAIN = 2.0
 HOPEFUL = 2.0
 CONFIRMATIONS = 3
 """Readings in a row that must find the same K better."""
@@ -40,6 +41,21 @@ PATIENCE_S = 0.5
 READING_S = 1.0
 """Between two readings, about; a trial runs at least until the next one."""
 KEPT_CHANGES = 32
+
+
+class _Chance(NamedTuple):
+    """A trial that may show a better K."""
+
+    bucket: Bucket
+    depth: int
+    gain: Estimate
+    baseline_s: float
+    loss_s: float
+    """What it is expected to cost."""
+
+    @property
+    def hope(self) -> float:
+        return self.gain.mean + HOPEFUL * self.gain.deviation
 
 
 class DepthController:
@@ -59,8 +75,10 @@ class DepthController:
         self.trials_s = 0.0
         self._trial_ended_s: float | None = None
         self._noise_variance = FIRST_NOISE**2
-        self._updated_s: float | None = None
+        self.updated_s = 0.0
+        """Of the last reading, as its caller tells time."""
         self._shares: list[Estimate] = self.survival.shares(0.0)
+        self._assumed = StepCosts(max_depth)
 
     @property
     def shares(self) -> list[Estimate]:
@@ -72,9 +90,7 @@ class DepthController:
         depths = [self.buckets[bucket_of(number)].depth for number in range(1, self.max_requests + 1)]
         if self.trial is not None:
             limit = self.trial.bucket.limit
-            depths = [
-                self.trial.depth if bucket_of(number) == limit else depth for number, depth in enumerate(depths, start=1)
-            ]
+            depths = [self.trial.depth if bucket_of(number) == limit else depth for number, depth in enumerate(depths, start=1)]
         return depths
 
     def observe(self, reading: Reading, now_s: float) -> None:
@@ -83,9 +99,9 @@ class DepthController:
         self.survival.observe(reading.draft_version, reading.tally, now_s)
         self._shares = self.survival.shares(now_s)
         for bucket in self.buckets.values():
-            if bucket.costs is not None and self._updated_s is not None:
-                bucket.costs.age(max(now_s - self._updated_s, 0.0))
-        self._updated_s = now_s
+            if bucket.costs is not None:
+                bucket.costs.age(max(now_s - self.updated_s, 0.0))
+        self.updated_s = now_s
         trial = self.trial
         for (limit, depth), steps in reading.steps.items():
             self.budget.earn(steps.total_s)
@@ -111,24 +127,32 @@ class DepthController:
         """Logarithm of the speed at this K over the speed at the K in force."""
         low, high = sorted((depth, bucket.depth))
         tokens = expected_tokens(self._shares, depth), expected_tokens(self._shares, bucket.depth)
-        time = self.costs(bucket).log_ratio(depth, bucket.depth)
+        time = self.step_time(bucket, depth)
         # Positions err together: a draft that is better than thought is so at all of them.
         tokens_deviation = sum(share.deviation for share in self._shares[low:high]) / max(tokens)
         return Estimate(log(tokens[0] / tokens[1]) - time.mean, hypot(tokens_deviation, time.deviation))
 
-    def costs(self, bucket: Bucket) -> StepCosts:
-        """Of the bucket, else after the nearest one where K were compared, else as assumed."""
-        if bucket.costs is not None:
-            return bucket.costs
-        nearest = self.nearest(bucket)
-        if nearest is None or nearest.costs is None:
-            return StepCosts(self.max_depth)
-        return nearest.costs.borrowed(abs(log2(bucket.limit / nearest.limit)))
+    def step_time(self, bucket: Bucket, depth: int) -> Estimate:
+        """Logarithm of the step time at this K over that at the K in force.
+
+        As measured in the bucket, else after the nearest one where K were compared, else as assumed.
+        """
+        costs, num_octaves = self._costs(bucket)
+        return costs.log_ratio(depth, bucket.depth, num_octaves=num_octaves)
 
     def nearest(self, bucket: Bucket) -> Bucket | None:
         """The bucket of most like size in which K were compared."""
         known = [other for other in self.buckets.values() if other.costs is not None]
         return min(known, key=lambda other: abs(log2(bucket.limit / other.limit)), default=None)
+
+    def _costs(self, bucket: Bucket) -> tuple[StepCosts, float]:
+        """What is known of its steps, and how many doublings away it was learnt."""
+        if bucket.costs is not None:
+            return bucket.costs, 0.0
+        nearest = self.nearest(bucket)
+        if nearest is None or nearest.costs is None:
+            return self._assumed, 0.0
+        return nearest.costs, abs(log2(bucket.limit / nearest.limit))
 
     def _decide(self, bucket: Bucket, now_s: float) -> None:
         gains = {depth: self.gain(bucket, depth) for depth in self._others(bucket)}
@@ -145,45 +169,41 @@ class DepthController:
 
     def _change(self, bucket: Bucket, depth: int, reason: str, now_s: float) -> None:
         self.num_changes += 1
-        self.changes.append(
-            DepthChange(at_s=now_s, bucket=bucket.limit, before=bucket.depth, after=depth, reason=reason)
-        )
+        self.changes.append(DepthChange(at_s=now_s, bucket=bucket.limit, before=bucket.depth, after=depth, reason=reason))
         bucket.change(depth, reason)
 
     def _begin_trial(self, now_s: float) -> None:
         waited_s = inf if self._trial_ended_s is None else now_s - self._trial_ended_s
-        hopes = [
-            (loss_s, minus_hope, *rest)
-            for loss_s, minus_hope, *rest in self._hopes(now_s)
-            if self.budget.affords(loss_s) and -minus_hope * waited_s >= PATIENCE_S
+        chances = [
+            chance
+            for chance in self._chances(now_s)
+            if self.budget.affords(chance.loss_s) and chance.hope * waited_s >= PATIENCE_S
         ]
-        if not hopes:
+        if not chances:
             return
-        _, _, limit, depth, baseline_s = min(hopes)
-        bucket = self.buckets[limit]
-        gain = self.gain(bucket, depth)
-        reason = f"K={depth} may be {_percent(gain.mean + HOPEFUL * gain.deviation)} faster: {_range(gain)} expected"
-        self.trial = Trial(bucket, depth, baseline_s, now_s, reason)
+        best = min(chances, key=lambda chance: (chance.loss_s, -chance.hope))
+        reason = f"K={best.depth} against K={best.bucket.depth}: {describe(best.gain)} expected"
+        self.trial = Trial(best.bucket, best.depth, best.baseline_s, now_s, reason)
 
-    def _hopes(self, now_s: float) -> Iterator[tuple[float, float, int, int, float]]:
-        """Trials that could show a better K, as (expected loss in seconds, less the hope, bucket, K, baseline)."""
+    def _chances(self, now_s: float) -> Iterator[_Chance]:
+        """Trials that could show a better K, in buckets with traffic."""
         for bucket in self.buckets.values():
             baseline_s = bucket.baseline_s(now_s)
             if baseline_s is None or bucket.seen_s is None or now_s - bucket.seen_s > ACTIVE_S:
                 continue
             for depth in self._others(bucket):
                 gain = self.gain(bucket, depth)
-                hope = gain.mean + HOPEFUL * gain.deviation
-                if hope > MIN_GAIN:
-                    step_s = baseline_s * exp(self.costs(bucket).log_ratio(depth, bucket.depth).mean)
-                    loss_s = _loss(gain, TRIAL_STEPS * step_s + READING_S)
-                    yield loss_s, -hope, bucket.limit, depth, baseline_s
+                step_s = baseline_s * exp(self.step_time(bucket, depth).mean)
+                chance = _Chance(bucket, depth, gain, baseline_s, _loss(gain, TRIAL_STEPS * step_s + READING_S))
+                if chance.hope > MIN_GAIN:
+                    yield chance
 
     def _end_trial(self, trial: Trial, now_s: float) -> None:
         bucket = trial.bucket
         if trial.num_steps:
             if bucket.costs is None:
-                bucket.costs = self.costs(bucket)
+                costs, num_octaves = self._costs(bucket)
+                bucket.costs = costs.borrowed(num_octaves)
             log_ratio = log(trial.total_s / trial.num_steps / trial.baseline_s)
             # A trial that was cut short tells less.
             noise_variance = self._noise_variance * max(TRIAL_STEPS / trial.num_steps, 1.0)
@@ -201,9 +221,9 @@ class DepthController:
 
     def _because(self, bucket: Bucket, depth: int, gain: Estimate) -> str:
         tokens = [expected_tokens(self._shares, each) for each in (depth, bucket.depth)]
-        time = exp(self.costs(bucket).log_ratio(depth, bucket.depth).mean)
+        time = exp(self.step_time(bucket, depth).mean)
         return (
-            f"K={depth} is {_range(gain)} faster than K={bucket.depth}: "
+            f"K={depth} is faster than K={bucket.depth} by {describe(gain)}: "
             f"{tokens[0]:.2f} against {tokens[1]:.2f} tokens a step, which takes {time:.2f} times as long"
         )
 
@@ -213,9 +233,6 @@ def _loss(gain: Estimate, duration_s: float) -> float:
     return duration_s * max(1.0 - exp(gain.mean), 0.0)
 
 
-def _percent(log_gain: float) -> str:
-    return f"{100.0 * (exp(log_gain) - 1.0):.0f} %"
-
-
-def _range(gain: Estimate) -> str:
-    return f"{_percent(gain.mean)} (± {100.0 * gain.deviation:.0f})"
+def describe(gain: Estimate) -> str:
+    """In per cent, with its deviation."""
+    return f"{100.0 * (exp(gain.mean) - 1.0):+.0f} % (± {100.0 * gain.deviation:.0f})"

@@ -37,11 +37,17 @@ class StepCosts:
         self.compared: set[int] = set()
         """K that took part in a comparison in this bucket."""
 
-    def log_ratio(self, depth: int, other: int) -> Estimate:
-        """Of the step times at two K. More proposals never take less time, whatever noise says."""
+    def log_ratio(self, depth: int, other: int, *, num_octaves: float = 0.0) -> Estimate:
+        """Of the step times at two K, here or in a bucket with 2 ** num_octaves times as many requests, or as few.
+
+        More proposals never take less time, whatever noise says.
+        """
         mean = self.mean[depth] - self.mean[other]
         mean = max(mean, 0.0) if depth > other else min(mean, 0.0)
-        return Estimate(mean, sqrt(self._variance(depth, other)))
+        covariance = self.covariance
+        variance = max(covariance[depth][depth] + covariance[other][other] - 2.0 * covariance[depth][other], 0.0)
+        elsewhere = OCTAVE_DEVIATION * num_octaves * (self._slope[depth] - self._slope[other])
+        return Estimate(mean, sqrt(variance + elsewhere**2))
 
     def observe(self, depth: int, other: int, log_ratio: float, noise_variance: float) -> float:
         """Take in one measured ratio: a Kalman update. Returns the part of its squared surprise that is noise."""
@@ -63,7 +69,7 @@ class StepCosts:
             self.covariance[depth][depth] += min(DRIFT_PER_S * duration_s, spare)
 
     def borrowed(self, num_octaves: float) -> StepCosts:
-        """What this says of a bucket with 2 ** num_octaves times as many requests, or as few."""
+        """What this says of such another bucket, to be improved by what is measured there."""
         other = StepCosts(len(self.mean) - 1)
         other.mean = list(self.mean)
         other.covariance = [
@@ -71,10 +77,6 @@ class StepCosts:
             for i, row in enumerate(self.covariance)
         ]
         return other
-
-    def _variance(self, depth: int, other: int) -> float:
-        covariance = self.covariance
-        return max(covariance[depth][depth] + covariance[other][other] - 2.0 * covariance[depth][other], 0.0)
 
     def _along_slope(self, deviation: float, depth: int, other: int) -> float:
         """Covariance that an uncertain slope gives two K."""

@@ -28,7 +28,7 @@ class Reading:
 
 
 class Readings:
-    """One per engine. Its first message, and the first after its restart, counts from zero."""
+    """One per engine. What its counters held before its first message is not news; after its restart they count from zero."""
 
     def __init__(self) -> None:
         self._epoch = ""
@@ -36,6 +36,7 @@ class Readings:
         self._tallies: dict[int, Tally] = {}
 
     def take(self, stats: EngineStats) -> Reading:
+        is_first = not self._epoch
         if stats.engine_epoch != self._epoch:
             self._epoch, self._steps, self._tallies = stats.engine_epoch, {}, {}
         steps = {(each.bucket, each.depth): Steps(each.num_steps, each.total_s) for each in stats.step_times}
@@ -43,7 +44,11 @@ class Readings:
         tallies = {version: _tally(stats, version) for version in versions}
         version = stats.draft_version
         grown = tallies.get(version, Tally()) - self._tallies.get(version, Tally())
-        reading = Reading(version, _grown(steps, self._steps), grown if grown.is_possible else Tally())
+        reading = Reading(
+            version,
+            {} if is_first else _grown(steps, self._steps),
+            Tally() if is_first or not grown.is_possible else grown,
+        )
         self._steps, self._tallies = steps, tallies
         return reading
 

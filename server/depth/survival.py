@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import log, sqrt
 
 from server.depth.estimate import Estimate
 from server.tally import Tally
@@ -12,8 +12,8 @@ NEXT_SHARE = 0.6
 """What is assumed of a position that nothing is known of: this share, or this share of the position before."""
 ASSUMED_STEPS = 2.0
 """Verify steps that the assumption is worth."""
-KEPT_STEPS = 1000.0
-"""Verify steps that are remembered, the older the less."""
+HALF_LIFE_STEPS = 1000.0
+"""Verify steps after which a verdict counts half."""
 STEPS_ALIKE = 4.0
 """Verify steps that tell as much as one independent one: those of one request are alike."""
 DRIFT_PER_S = 0.1**2 / 240
@@ -45,9 +45,10 @@ class Survival:
         counts = zip(tally.proposed, tally.accepted, strict=False)
         for position, (num_proposed, num_accepted) in enumerate(counts):
             if position < len(self._proposed) and num_proposed:
-                keep = 0.5 ** (num_proposed / KEPT_STEPS)
-                self._proposed[position] = self._proposed[position] * keep + num_proposed
-                self._accepted[position] = self._accepted[position] * keep + num_accepted
+                keep = 0.5 ** (num_proposed / HALF_LIFE_STEPS)
+                fresh = HALF_LIFE_STEPS / log(2.0) * (1.0 - keep)  # of many at once the first are old already
+                self._proposed[position] = self._proposed[position] * keep + fresh
+                self._accepted[position] = self._accepted[position] * keep + fresh * num_accepted / num_proposed
                 self.seen_s[position] = now_s
 
     def num_proposed(self, position: int) -> float:

@@ -7,7 +7,7 @@ at the same moments without the noise of single draws.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp
+from math import exp, sqrt
 from random import Random
 
 from server.depth.controller import DepthController
@@ -108,12 +108,11 @@ class Simulation:
     def _reading(self, version: int, draft: Draft, num_requests: int, depth: int) -> Reading:
         mean_s = step_s(num_requests, depth) * exp(self._level)
         num_steps = max(int(1.0 / mean_s), 1)
-        total_s = sum(mean_s * exp(self._random.gauss(0.0, self._step_noise)) for _ in range(num_steps))
-        counts = [0] * depth
-        for _ in range(num_steps * num_requests if depth else 0):
-            draw = self._random.random()
-            for position in range(depth):
-                counts[position] += draw < draft[position]
-        proposed = (num_steps * num_requests,) * depth
-        tally = Tally(num_steps * num_requests if depth else 0, proposed, tuple(counts))
+        total_s = num_steps * mean_s * exp(self._random.gauss(0.0, self._step_noise / sqrt(num_steps)))
+        num_verified = num_steps * num_requests if depth else 0
+        counts: list[int] = []
+        for share in draft[:depth]:
+            drawn = round(self._random.gauss(num_verified * share, sqrt(num_verified * share * (1.0 - share))))
+            counts.append(min(max(drawn, 0), counts[-1] if counts else num_verified))
+        tally = Tally(num_verified, (num_verified,) * depth, tuple(counts))
         return Reading(version, {(bucket_of(num_requests), depth): Steps(num_steps, total_s)}, tally)
