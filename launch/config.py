@@ -13,6 +13,7 @@ from server.config import (
     AdmissionSettings,
     CanarySettings,
     CaptureSettings,
+    DepthSettings,
     GatewaySettings,
     KvStoreSettings,
     PoolKind,
@@ -100,6 +101,7 @@ class SystemConfig(Config):
     routing: RoutingSettings = RoutingSettings()
     kv_store: KvStoreSettings = KvStoreSettings()
     canary: CanarySettings = CanarySettings()
+    depth: DepthSettings = DepthSettings()
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()
     launch: LaunchSettings = LaunchSettings()

@@ -139,6 +139,7 @@ class _Planner:
             canary=config.canary,
             routing=config.routing,
             kv_store=config.kv_store,
+            depth=config.depth,
             engines=endpoints,
             kv_events_endpoint=config.kv_events_endpoint,
             target_dir=self._target_dir,

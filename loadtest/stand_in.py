@@ -14,15 +14,18 @@ from wire.control import (
     CommitReport,
     CommitRequest,
     DepthRequest,
+    DepthTable,
     EngineStatus,
     KvLayout,
     StageRequest,
     WorkerStatus,
 )
-from wire.messages import AcceptanceCount, EngineStats
+from wire.messages import AcceptanceCount, EngineStats, StepTime
 from wire.spec import SCHEMA_VERSION, CaptureSpec
 
 NUM_SPECULATIVE_TOKENS = 3
+MAX_REQUESTS = 8
+"""It says that it runs at once."""
 
 
 class EngineStandIn(ABC):
@@ -37,7 +40,8 @@ class EngineStandIn(ABC):
         self.target_version = 0
         self.staged: set[int] = set()
         self.capture_rate = 1.0
-        self.depth = NUM_SPECULATIVE_TOKENS
+        self.depths = [NUM_SPECULATIVE_TOKENS] * MAX_REQUESTS
+        self.step_times: list[StepTime] = []
         self.num_running = 0
         self.acceptance: list[AcceptanceCount] = []
         self.num_captured_rows = 0
@@ -78,6 +82,7 @@ class EngineStandIn(ABC):
             acceptance=self.acceptance,
             num_captured_rows=self.num_captured_rows,
             num_dropped_rows=self.num_dropped_rows,
+            step_times=self.step_times,
         )
 
     def status(self) -> EngineStatus:
@@ -98,9 +103,10 @@ class EngineStandIn(ABC):
             vllm_version="stand-in",
             spec=self.spec,
             num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
-            depth=self.depth,
+            depth=self.depths[0],
             kv=self.layout(),
             workers=[worker],
+            depths=self.depths,
         )
 
     @abstractmethod
@@ -134,9 +140,9 @@ class EngineStandIn(ABC):
         return json_response(capture)
 
     async def on_depth(self, request: web.Request) -> web.Response:
-        depth = msgspec.json.decode(await request.read(), type=DepthRequest)
-        self.depth = depth.depth
-        return json_response(depth)
+        depth = msgspec.json.decode(await request.read(), type=DepthRequest).depth
+        self.depths = [depth] * MAX_REQUESTS if isinstance(depth, int) else depth
+        return json_response(DepthTable(depths=self.depths))
 
 
 def json_response(content: object, status: int = 200) -> web.Response:

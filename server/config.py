@@ -110,6 +110,14 @@ KV_STORE_DIRECTORY = "kv"
 """In the state directory."""
 
 
+class DepthSettings(Config):
+    """`[depth]`: speculation depth K, by batch size."""
+
+    mode: Literal["fixed", "auto"] = "fixed"
+    """`fixed`: K is `draft.num_speculative_tokens` for every batch. `auto`: the gateway sets each engine's K between 0 and that
+    while it runs, from what steps cost and how much is accepted; `GET /admin/depth` says why."""
+
+
 class KvStoreSettings(Config):
     """`[kv_store]`: KV of finished conversations on disk, under `<state>/kv`, for a follow-up turn after an engine's restart."""
 
@@ -127,6 +135,7 @@ class GatewayConfig(Config):
     canary: CanarySettings
     routing: RoutingSettings = RoutingSettings()
     kv_store: KvStoreSettings = KvStoreSettings()
+    depth: DepthSettings = DepthSettings()
     engines: tuple[EngineEndpoint, ...] = Field(min_length=1)
     kv_events_endpoint: str = ""
     """ZMQ address the gateway binds for the engines' KV events; empty: they publish none."""

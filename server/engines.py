@@ -12,7 +12,15 @@ import msgspec
 
 from server.config import EngineEndpoint
 from server.errors import EngineRefused
-from wire.control import CaptureRequest, CommitReport, CommitRequest, EngineStatus, StageRequest
+from wire.control import (
+    CaptureRequest,
+    CommitReport,
+    CommitRequest,
+    DepthRequest,
+    DepthTable,
+    EngineStatus,
+    StageRequest,
+)
 from wire.errors import EngineError
 
 CONNECT_TIMEOUT_S = 2.0
@@ -77,6 +85,11 @@ class EngineClient:
 
     async def set_capture(self, rate: float) -> None:
         await self._call("POST", "/paceline/capture", CaptureRequest(rate=rate))
+
+    async def set_depth(self, depths: list[int]) -> list[int]:
+        """Set K for batches of 1, 2, ... requests; returns what is in force."""
+        body = await self._call("POST", "/paceline/depth", DepthRequest(depth=depths))
+        return self._decode(body, DepthTable).depths
 
     async def metrics_text(self, *, timeout_s: float) -> str:
         """What Prometheus would be told."""

@@ -1,4 +1,4 @@
-"""The event channel: subscribes to each engine's `stats` topic and hands every message to the ledger.
+"""The event channel: subscribes to each engine's `stats` topic and hands every message to the ledger and depth control.
 
 A lost or odd message costs nothing: counters are cumulative, the next one makes up for it.
 """
@@ -6,12 +6,14 @@ A lost or odd message costs nothing: counters are cumulative, the next one makes
 from __future__ import annotations
 
 import logging
+import time
 
 import zmq
 import zmq.asyncio
 
 from server.acceptance import AcceptanceLedger
 from server.canary import Canary
+from server.depth.control import DepthControl
 from server.fleet import Engine
 from server.metrics import Metrics
 from server.swap import SwapCoordinator
@@ -30,12 +32,19 @@ class StatsListener:
     """Feeds EngineStats to whoever needs them."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, ledger: AcceptanceLedger, canary: Canary, swap: SwapCoordinator, metrics: Metrics
+        self,
+        context: zmq.asyncio.Context,
+        ledger: AcceptanceLedger,
+        canary: Canary,
+        swap: SwapCoordinator,
+        depth: DepthControl,
+        metrics: Metrics,
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._canary = canary
         self._swap = swap
+        self._depth = depth
         self._metrics = metrics
         self._disagreements: dict[str, int] = {}
 
@@ -66,6 +75,7 @@ class StatsListener:
         watched = self._canary.view
         keep = {watched.version, watched.baseline_version, self._swap.drafts.active}
         self._ledger.ingest(stats, keep_versions=frozenset(version for version in keep if version is not None))
+        self._depth.ingest(engine, stats, now_s=time.time())
         self._compare(engine, stats)
 
     def _compare(self, engine: Engine, stats: EngineStats) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
 from server.relay.breaker import Breaker, Visit
@@ -125,6 +127,11 @@ class Engine:
         self.status = status
         self.draft_version = status.workers[0].draft_version
         self.target_version = status.workers[0].target_version
+
+    def note_depths(self, depths: list[int]) -> None:
+        """K by batch size, as the engine has it now."""
+        if self.status is not None and depths:
+            self.status = msgspec.structs.replace(self.status, depth=depths[0], depths=depths)
 
     def mark_ready(self, remark: str = "") -> None:
         self.ready, self.reason, self.needs_sync = True, remark, False

@@ -24,6 +24,9 @@ from server.collectors import AcceptanceCollector, FleetCollector, LearnerCollec
 from server.completions import ModelRoute
 from server.config import KV_STORE_DIRECTORY, GatewayConfig
 from server.connections import BoundedHttp
+from server.depth.admin import depth_routes
+from server.depth.collector import DepthCollector
+from server.depth.control import DepthControl
 from server.drafts import Drafts
 from server.engines import EngineClient, new_session
 from server.events import StatsListener
@@ -84,7 +87,8 @@ class Gateway:
         self.canary = Canary(self.ledger, config.canary)
         self.swap = SwapCoordinator(self.fleet, self.drafts, self.canary, self.metrics, deadline_s=settings.swap_deadline_s)
         self.health = HealthMonitor(self.fleet, self.swap, settings, on_change=self._forget_kv)
-        self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.metrics)
+        self.depth = DepthControl(self.fleet, config.depth)
+        self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.depth, self.metrics)
         self.learner = LearnerLink()
         self.admission = Admission(config.admission)
         self.traffic = Traffic(self.metrics)
@@ -128,6 +132,7 @@ class Gateway:
             stores=self._state_stores(),
         )
         admin.include_router(history_routes(self.history))
+        admin.include_router(depth_routes(self.depth.view))
         self.admin = LivePage(admin)
 
     @property
@@ -169,6 +174,7 @@ class Gateway:
             chores.append(self.kv_listener.listen())
         for engine in self.fleet.engines:
             chores += [self.health.watch(engine), self.health.watch_core(engine), self.listener.listen(engine)]
+            chores.append(self.depth.apply(engine))
         return chores
 
     async def _watch_canary(self) -> None:
@@ -210,6 +216,7 @@ class Gateway:
         registry.register(AcceptanceCollector(self.ledger, self.drafts))
         registry.register(FleetCollector(self.fleet, self.drafts))
         registry.register(LearnerCollector(self.learner))
+        registry.register(DepthCollector(self.depth))
 
     def _server(self, app: Any) -> uvicorn.Server:
         return _Server(

@@ -54,10 +54,12 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     spec: CaptureSpec
     num_speculative_tokens: int
     depth: int
-    """K in force now; 0 is speculation off."""
+    """K in force now for one request; 0 is speculation off."""
     kv: KvLayout
     workers: list[WorkerStatus]
     answer_limits: AnswerLimits = AnswerLimits()
+    depths: list[int] = []
+    """K in force now for batches of 1, 2, ... requests, up to the most the engine runs at once."""
 
 
 class StageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,9 +93,15 @@ class CaptureRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DepthRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """gateway -> engine: speculation depth for all batch sizes. POST /paceline/depth."""
+    """gateway -> engine: speculation depth, one K for all batch sizes or one for each of 1, 2, ... requests. POST /paceline/depth."""
 
-    depth: int
+    depth: int | list[int]
+
+
+class DepthTable(Struct, frozen=True, kw_only=True):
+    """engine -> gateway: K now in force for batches of 1, 2, ... requests."""
+
+    depths: list[int]
 
 
 class Digest(Struct, frozen=True, kw_only=True):

@@ -101,6 +101,21 @@ class AcceptanceCount(Struct, frozen=True, kw_only=True):
         return 1.0 + sum(self.accepted_per_position) / self.num_verify_steps if self.num_verify_steps else 1.0
 
 
+class StepTime(Struct, frozen=True, kw_only=True):
+    """Cumulative time of decode steps of one kind: no prompt in them, K proposals verified and K made for each request.
+
+    Only steps between two of their own kind are timed, from their begin to the next one's: what they cost in all, wherever
+    the device and the host overlap, and never an idle time.
+    """
+
+    bucket: int
+    """Of the number of requests, see `wire.depth.bucket_of`."""
+    depth: int
+    """K."""
+    num_steps: int
+    total_s: float
+
+
 class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
     """engine -> gateway and anyone, once a second: cumulative counters since the engine's start."""
 
@@ -115,6 +130,7 @@ class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
     num_captured_rows: int
     num_dropped_rows: dict[str, int]
     """By reason: `queue_full`, `channel_full`, `no_learner`, `send_failed`."""
+    step_times: list[StepTime] = []
 
 
 Event = CaptureStep | EngineStats

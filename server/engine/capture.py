@@ -1,4 +1,4 @@
-"""Capture: shadows one model runner's `execute_model` and `sample_tokens`, counts acceptance, and copies sampled rows.
+"""Capture: shadows one model runner's `execute_model` and `sample_tokens`, counts acceptance, times steps, copies sampled rows.
 
 The runner's instance is shadowed, not its class: it holds for every executor and both runners. Between `execute_model`
 and `sample_tokens` the step's hidden rows, proposals and request ids are all there; after `sample_tokens` the verdict is.
@@ -24,6 +24,7 @@ from server.engine.channel import CaptureChannel, CapturedStep, describe
 from server.engine.host_rows import HostRows
 from server.engine.mends import shielded_generators
 from server.engine.requests import RequestBook, RequestInfo, is_selected
+from server.engine.step_clock import StepClock
 from server.engine.step_view import StepView
 from wire.messages import CaptureSpan, CaptureStep, EngineStats
 from wire.spec import SCHEMA_VERSION, CaptureSpec
@@ -70,6 +71,7 @@ class Capture:
         self._adapter = next(adapter for adapter in (runner_v1, runner_v2) if adapter.is_runner(runner))
         self._requests = RequestBook()
         self._acceptance = AcceptanceCounter(max_depth)
+        self._step_clock = StepClock()
         self._step = 0
         self.epoch = uuid.uuid4().hex[:12]
         self.rate = config.capture.rate if config.capture.enabled else 0.0
@@ -93,6 +95,7 @@ class Capture:
             self._channel.close()
 
     def _shadow_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._step_clock.begin(scheduler_output)
         self._requests.note(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             # No sampling follows: without this, the last requests before an idle time would never be reported as finished.
@@ -196,6 +199,7 @@ class Capture:
             acceptance=self._acceptance.snapshot(),
             num_captured_rows=num_captured_rows,
             num_dropped_rows=num_dropped_rows,
+            step_times=self._step_clock.snapshot(),
         )
 
 

@@ -25,6 +25,7 @@ from wire.control import (
     CommitReport,
     CommitRequest,
     DepthRequest,
+    DepthTable,
     Digest,
     EngineStatus,
     KvLayout,
@@ -69,7 +70,7 @@ class ControlPlugin:
         async def capture(request: Request) -> CaptureRequest:
             return await _control(request).set_capture(await _body(request, CaptureRequest))
 
-        async def depth(request: Request) -> DepthRequest:
+        async def depth(request: Request) -> DepthTable:
             return await _control(request).set_depth(await _body(request, DepthRequest))
 
         async def digest(request: Request) -> Digest:
@@ -100,6 +101,7 @@ class EngineControl:
 
     async def status(self) -> EngineStatus:
         answers = await self._rpc("paceline_status")
+        depths = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, None))
         return EngineStatus(
             schema_version=SCHEMA_VERSION,
             engine_id=parts_config().engine_id,
@@ -107,10 +109,11 @@ class EngineControl:
             vllm_version=require_pinned_vllm(),
             spec=msgspec.convert(answers[0]["spec"], CaptureSpec),
             num_speculative_tokens=answers[0]["num_speculative_tokens"],
-            depth=await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, None)),
+            depth=depths[0],
             kv=_whole_layout([msgspec.convert(answer["kv"], KvLayout) for answer in answers]),
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
             answer_limits=self._answer_limits,
+            depths=depths,
         )
 
     async def stage(self, request: StageRequest) -> StageRequest:
@@ -148,15 +151,15 @@ class EngineControl:
         answers = await self._rpc("paceline_set_capture", request.rate)
         return CaptureRequest(rate=answers[0]["rate"])
 
-    async def set_depth(self, request: DepthRequest) -> DepthRequest:
-        """The K now in force; raises _BadRequest where the engine core refuses it."""
+    async def set_depth(self, request: DepthRequest) -> DepthTable:
+        """What is now in force; raises _BadRequest where the engine core refuses it."""
         try:
-            depth = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
+            depths = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
         except EngineError:
             raise
         except Exception as error:  # vLLM answers a utility that raised with a bare Exception
             raise _BadRequest(str(error)) from error
-        return DepthRequest(depth=depth)
+        return DepthTable(depths=depths)
 
     async def digest(self) -> Digest:
         answers = await self._rpc("paceline_digest")

@@ -13,20 +13,26 @@ from typing import Any
 UTILITY = "paceline_set_depth"
 
 
-def set_depth(core: Any, depth: int | None) -> int:
-    """Set K for every batch size and return the K in force for one request; `None` only asks.
+def set_depth(core: Any, depth: int | list[int] | None) -> list[int]:
+    """Set K, one for every batch size or one for each of 1, 2, ... requests; `None` only asks. Returns K by batch size.
 
-    Raises ValueError for a K outside 0..num_speculative_tokens, RuntimeError where the engine has no schedule.
+    Raises ValueError for a K outside 0..num_speculative_tokens and for a table of another length, RuntimeError where the
+    engine has no schedule.
     """
     scheduler = core.scheduler
     table: list[int] | None = scheduler.dynamic_sd_lookup
     if table is None:
         raise RuntimeError("the engine was started without num_speculative_tokens_per_batch_size; depth is fixed")
+    max_requests = len(table) - 1  # entry 0 stands for no request
     if depth is not None:
-        if not 0 <= depth <= scheduler.num_spec_tokens:
-            raise ValueError(f"depth must lie in 0..{scheduler.num_spec_tokens}, got {depth}")
-        table[:] = [depth] * len(table)
-    return table[1]
+        depths = [depth] * max_requests if isinstance(depth, int) else depth
+        if len(depths) != max_requests:
+            raise ValueError(f"depth needs one K for each batch of 1..{max_requests} requests, got {len(depths)}")
+        for each in depths:
+            if not 0 <= each <= scheduler.num_spec_tokens:
+                raise ValueError(f"depth must lie in 0..{scheduler.num_spec_tokens}, got {each}")
+        table[1:] = depths
+    return table[1:]
 
 
 def install() -> None:

@@ -81,6 +81,7 @@ def test_scheduler_output_names_new_and_finished_requests() -> None:
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
     needed = {"scheduled_new_reqs", "finished_req_ids", "num_scheduled_tokens", "total_num_scheduled_tokens"}
+    needed |= {"scheduled_spec_decode_tokens", "num_spec_tokens_to_schedule"}
     assert needed <= {field.name for field in dataclasses.fields(SchedulerOutput)}
     assert {"req_id", "sampling_params", "prompt_token_ids"} <= {field.name for field in dataclasses.fields(NewRequestData)}
     assert {"temperature", "extra_args"} <= set(SamplingParams.__struct_fields__)

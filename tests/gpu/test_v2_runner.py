@@ -62,3 +62,16 @@ def test_a_swap_and_a_change_of_depth_leave_the_text_as_it_was(gpu_engine: LiveE
     gpu_engine.set_depth(3)
     gpu_engine.swap(1)
     assert [completion.token_ids for completion in gpu_engine.complete_all(PROMPTS)] == reference
+
+
+def test_depth_by_batch_size_is_in_force_and_its_steps_are_timed(gpu_engine: LiveEngine) -> None:
+    by_size = [3, 2, 2, 1, 1, 0, 0, 0]
+    reference = [completion.token_ids for completion in gpu_engine.complete_all(PROMPTS[:4], max_tokens=128)]
+    try:
+        assert gpu_engine.ok("/paceline/depth", {"depth": by_size}) == {"depths": by_size}
+        assert [completion.token_ids for completion in gpu_engine.complete_all(PROMPTS[:4], max_tokens=128)] == reference
+    finally:
+        gpu_engine.set_depth(3)
+    timed = {(each.bucket, each.depth): each for each in gpu_engine.fresh_stats().step_times}
+    assert timed[4, 1].num_steps > 10
+    assert 0.0 < timed[4, 1].total_s / timed[4, 1].num_steps < 1.0

@@ -23,6 +23,7 @@ RIGS = (
     "loadtest/test_load_run.py",
     "loadtest/test_mock_engine.py",
     "loadtest/test_run_actions.py",
+    "server/depth/test_depth_gateway.py",
     "server/routing/test_routing_gateway.py",
     "server/routing/test_routing_kv_events.py",
     "server/test_*.py",

@@ -19,7 +19,7 @@ import zmq.asyncio
 from aiohttp import web
 from fake_model import FakeModel
 
-from loadtest.stand_in import EngineStandIn
+from loadtest.stand_in import MAX_REQUESTS, NUM_SPECULATIVE_TOKENS, EngineStandIn
 from server.config import EngineEndpoint, PoolKind
 from wire.control import AnswerLimits, EngineStatus, KvLayout
 from wire.errors import ArtifactError
@@ -93,6 +93,7 @@ class FakeEngine(EngineStandIn):
         self.refuse_stage: dict[int, str] = {}
         self.refuse_commit: dict[int, str] = {}
         self.hang_commit = False
+        self.refuses_depth = False
         self.stage_gate: asyncio.Event | None = None
         self.health_gate: asyncio.Event | None = None
         self.core_gate: asyncio.Event | None = None
@@ -138,6 +139,8 @@ class FakeEngine(EngineStandIn):
         self.draft_version = draft_version
         self.staged.clear()
         self.acceptance = []
+        self.step_times = []
+        self.depths = [NUM_SPECULATIVE_TOKENS] * MAX_REQUESTS
         await self.start()
 
     async def close(self) -> None:
@@ -292,6 +295,12 @@ class FakeEngine(EngineStandIn):
     async def on_capture(self, request: web.Request) -> web.Response:
         self._note(request, "capture")
         return await super().on_capture(request)
+
+    async def on_depth(self, request: web.Request) -> web.Response:
+        self._note(request, "depth")
+        if self.refuses_depth:
+            return _error(500, "not now", "engine_error")
+        return await super().on_depth(request)
 
     def _note(self, request: web.Request, call: str) -> None:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -19,6 +19,7 @@ from waiting import DEADLINE_S
 from server.config import (
     AdmissionSettings,
     CanarySettings,
+    DepthSettings,
     GatewayConfig,
     GatewaySettings,
     KvStoreSettings,
@@ -152,6 +153,7 @@ async def running(
     routing: RoutingSettings | None = None,
     kv_events_endpoint: str = "",
     kv_store: KvStoreSettings | None = None,
+    depth: DepthSettings | None = None,
     engine_versions: tuple[int, ...] = (),
     admission: AdmissionSettings | None = None,
     canary: CanarySettings | None = None,
@@ -184,6 +186,7 @@ async def running(
         target_dir=target_dir,
         kv_events_endpoint=kv_events_endpoint,
         kv_store=kv_store or KvStoreSettings(),
+        depth=depth or DepthSettings(),
         engines=tuple(engine.endpoint for engine in engines),
         state_dir=state_dir,
     )

@@ -1,0 +1,8 @@
+"""Depth control's tests share helpers that lie beside this file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
