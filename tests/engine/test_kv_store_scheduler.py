@@ -8,8 +8,11 @@ from typing import Any
 
 from block_files import BLOCK_TOKENS, REALM
 
+from server.engine.kv_store_counts import StoreCounts
+from server.engine.kv_store_files import FileStore
 from server.engine.kv_store_layout import KvStoreLayout
 from server.engine.kv_store_scheduler import StoreScheduler
+from wire.kv_files import KvDirectory
 
 NUM_TOKENS = 3 * BLOCK_TOKENS
 
@@ -30,7 +33,8 @@ def step(block_ids: list[int]) -> Any:
 
 
 def scheduler(tmp_path: Path) -> StoreScheduler:
-    return StoreScheduler(KvStoreLayout(tmp_path, 1 << 20, "tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True))
+    store = FileStore(KvDirectory(tmp_path), 1 << 20, StoreCounts())
+    return StoreScheduler(KvStoreLayout("tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True), store)
 
 
 def test_nothing_is_kept_of_a_request_that_ends_while_another_connector_still_fills_its_blocks(tmp_path: Path) -> None:
