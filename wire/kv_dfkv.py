@@ -1,4 +1,4 @@
-"""DfkvBlocks: KV of finished conversations in DFKV, one value per block and rank, and one per prefix a request ended with.
+"""DfkvBlocks: KV of finished conversations in DFKV, one value per block and rank, and one per prompt and per conversation.
 
     <layout hash>/<target version>/<tenant>/<block name>.<rank>     the bytes `kv_files` has in a file, sealed the same way
     prefix/<name of its last block>.<slot>                          a `KvPrefix`: DFKV cannot tell what it holds

@@ -1,4 +1,4 @@
-"""KvPrefix: what a request that has ended was computed with, for stores that can neither list nor be listed."""
+"""KvPrefix: the blocks of a prompt or a whole conversation, told as one for stores that cannot list what they hold."""
 
 from __future__ import annotations
 

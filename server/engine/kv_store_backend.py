@@ -43,8 +43,8 @@ class BlockStore(Protocol):
     def write(self, header: KvBlockHeader, data: bytes) -> None:
         """Seal and store a part; a reader sees all of it or nothing."""
 
-    def note_use(self, prefix: KvPrefix, rank: int) -> None:
-        """A request has ended that was computed with that prefix."""
+    def note_use(self, prefix: KvPrefix, num_prompt_blocks: int, rank: int) -> None:
+        """A request has ended that was computed with that prefix, so many blocks of which are of its prompt alone."""
 
 
 def open_store(transfer: KVTransferConfig, counts: StoreCounts) -> BlockStore:

@@ -4,6 +4,7 @@
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"directory": "<state>/kv", "max_bytes": 10000000000}}'
 
+With `"kv_connector_extra_config": {"dfkv": {"members": "name=ip:port", "library": "<path>", "namespace": "paceline"}}` in DFKV.
 Alone, or in a MultiConnector after NIXL, whose pulls then come first. vLLM makes one instance in the scheduler and one in
 each worker; this class only hands vLLM's calls to the side that is meant.
 """

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from server.engine.job_thread import JobThread
 from server.engine.kv_store_counts import UNANSWERED, StoreCounts
 from wire.kv_dfkv import DfkvBlocks
@@ -70,10 +72,11 @@ class DfkvStore:
     def write(self, header: KvBlockHeader, data: bytes) -> None:
         self._blocks.write(header, data)
 
-    def note_use(self, prefix: KvPrefix, rank: int) -> None:
-        """Once for all ranks."""
+    def note_use(self, prefix: KvPrefix, num_prompt_blocks: int, rank: int) -> None:
+        """Once for all ranks: the prompt, whose name the router tells, and the whole, from which a next turn goes on."""
         if rank == 0:
-            self._blocks.note(prefix)
+            for num_blocks in {num_prompt_blocks, len(prefix.names)} - {0}:
+                self._blocks.note(msgspec.structs.replace(prefix, names=prefix.names[:num_blocks]))
 
     def _ask(self, question: _Question) -> list[bool]:
         now_s = time.monotonic()

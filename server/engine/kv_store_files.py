@@ -61,6 +61,6 @@ class FileStore:
         self._directory.write(self._directory.part_path(header), data)
         self._num_stored_bytes += len(data)
 
-    def note_use(self, prefix: KvPrefix, rank: int) -> None:
+    def note_use(self, prefix: KvPrefix, num_prompt_blocks: int, rank: int) -> None:
         """Its files become the youngest."""
         self._directory.touch([self._directory.block_path(prefix.realm, name, rank) for name in prefix.names])

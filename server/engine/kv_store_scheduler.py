@@ -125,7 +125,9 @@ class StoreScheduler:
             return False
         num_settled = tracked.extend(tracked.num_settled_tokens())
         if num_settled:
-            self._uses.append(UseOrder(tracked.tenant, [tracked.name(position) for position in range(num_settled)]))
+            names = [tracked.name(position) for position in range(num_settled)]
+            num_prompt_blocks = min(len(request.prompt_token_ids or ()) // self._layout.block_size_tokens, num_settled)
+            self._uses.append(UseOrder(tracked.tenant, names, num_prompt_blocks))
         saves = self._saves(tracked, block_ids)
         if not saves:
             return False

@@ -69,7 +69,7 @@ class StoreWorker:
         for save in orders.saves:
             self._save(save, version)
         for use in orders.uses:
-            self._writer.note_use(self._prefix(use, version), self._rank)
+            self._writer.note_use(self._prefix(use, version), use.num_prompt_blocks, self._rank)
         for block_id in orders.begun_block_ids:
             self._versions[block_id] = version
         for load in orders.loads:

@@ -55,10 +55,10 @@ class KvWriter:
             self._num_queued_bytes += num_bytes
         self._thread.put((partial(self._save, header, tensors), num_bytes))
 
-    def note_use(self, prefix: KvPrefix, rank: int) -> None:
+    def note_use(self, prefix: KvPrefix, num_prompt_blocks: int, rank: int) -> None:
         """Note the use of a prefix, once what is queued before is saved. Lost where the store is far behind."""
         if self._thread.num_queued < MAX_QUEUED_JOBS:
-            self._thread.put((partial(self._store.note_use, prefix, rank), 0))
+            self._thread.put((partial(self._store.note_use, prefix, num_prompt_blocks, rank), 0))
 
     def close(self) -> None:
         self._thread.close()

@@ -1,7 +1,7 @@
 """DfkvState: the KV that engines keep in DFKV beyond their own life. It can be located and removed, and nothing else.
 
 DFKV's interface can put, get, look for and remove one key. It cannot list keys, keep one from eviction, move or count them.
-What can be located are the prefixes that requests ended with, because engines note these (`wire/kv_dfkv.py`).
+What can be located are the prompts of requests that have ended and these with their answers, because engines note them.
 """
 
 from __future__ import annotations

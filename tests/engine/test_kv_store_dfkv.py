@@ -82,7 +82,7 @@ def converse(machine: Machine) -> None:
     saved = machine.count("saved")
     machine.begin(2, 5, 3)
     machine.save([2, 5, 3])
-    machine.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:3])]))
+    machine.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:3], 2)]))
     wait_until(lambda: machine.count("saved") == saved + 3, "for the blocks to be saved")
 
 
@@ -118,6 +118,9 @@ def test_a_conversation_that_ended_can_be_located_and_removed(dfkv: dfkv_rig.Dfk
     (located,) = state.locate(NAMES[2])
     assert located.block_hashes == tuple(NAMES[:3])
     assert (located.tenant, located.model, located.target_version) == ("default", "tiny", 0)
+    (prompt,) = state.locate(NAMES[1])
+    assert prompt.block_hashes == tuple(NAMES[:2])
+    assert state.locate(NAMES[0]) == []
     assert located.locations[0].num_bytes == 3 * sum(cache[0].nbytes for cache in first.caches.values())
     assert state.evict(located) == located.locations[0].num_bytes
     assert num_promised_blocks(store_over(dfkv), 4) == 0

@@ -21,7 +21,7 @@ def request(num_computed_tokens: int) -> Any:
     """What the scheduler reads of vLLM's Request."""
     return SimpleNamespace(
         request_id="r", all_token_ids=list(range(NUM_TOKENS)), num_tokens=NUM_TOKENS, num_computed_tokens=num_computed_tokens,
-        num_in_flight_tokens=0, cache_salt=None, sampling_params=SimpleNamespace(extra_args=None), prompt_token_ids=[1],
+        num_in_flight_tokens=0, cache_salt=None, sampling_params=SimpleNamespace(extra_args=None), prompt_token_ids=list(range(BLOCK_TOKENS + 1)),
         prompt_embeds=None, lora_request=None, mm_features=[], resumable=False,
     )  # fmt: skip
 
@@ -56,3 +56,4 @@ def test_a_request_that_ran_is_kept_a_step_longer_to_be_saved(tmp_path: Path) ->
     orders = store.orders(SimpleNamespace(num_scheduled_tokens={}, kv_connector_block_state=None))  # type: ignore[arg-type]
     assert [block.block_id for save in orders.saves for block in save.blocks] == [5, 6]
     assert orders.finished_ids == ["r"]
+    assert [(len(use.names), use.num_prompt_blocks) for use in orders.uses] == [(3, 1)]

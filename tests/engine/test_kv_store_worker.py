@@ -77,7 +77,7 @@ def test_a_request_that_ends_makes_its_prefix_young_again(first: Machine, tmp_pa
     paths = [KvDirectory(tmp_path / "kv").block_path(REALM, name, 0) for name in NAMES[:2]]
     for path in paths:
         os.utime(path, (0.0, 0.0))
-    first.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:2])]))
+    first.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:2], 1)]))
     first.store.close()
     assert time.time() - paths[0].stat().st_mtime < 60.0
     assert paths[0].stat().st_mtime > paths[1].stat().st_mtime > 0.0
