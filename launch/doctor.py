@@ -23,7 +23,8 @@ from launch import host, models
 from launch.config import SystemConfig
 from launch.rundir import LaunchError, RunDir
 from launch.up import refuse_busy_ports
-from wire.errors import ArtifactError
+from wire.dfkv import DfkvServers
+from wire.errors import ArtifactError, ConfigError
 from wire.store import DraftStore
 
 VLLM_VERSION = "0.32.0"
@@ -119,6 +120,23 @@ def check_transfer(config: SystemConfig) -> Iterator[Check]:
         reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
         advice = f"prefill and decode pools need it: run `make setup`, or pip install --no-deps {NIXL_PACKAGES}"
         yield Check("nixl", "fail", f"does not import: {reason}", advice)
+
+
+def check_kv_store(config: SystemConfig) -> Iterator[Check]:
+    """DFKV's library and servers, where KV of finished conversations is to go there."""
+    settings = config.kv_store.dfkv
+    if not config.kv_store.enabled or settings is None:
+        return
+    try:
+        servers = DfkvServers(settings)
+    except ConfigError as error:
+        yield Check("dfkv", "fail", "no client of it can be made", str(error))
+        return
+    if silent := servers.silent():
+        advice = "start dfkv_server there; until then conversations are served, but not kept"
+        yield Check("dfkv", "warn", f"{servers.version}; no answer from {', '.join(silent)}", advice)
+    else:
+        yield Check("dfkv", "ok", f"{servers.version}; {settings.members} answer")
 
 
 def check_compiler(config: SystemConfig) -> Iterator[Check]:
@@ -230,6 +248,7 @@ CHECKS: tuple[Callable[[SystemConfig], Iterator[Check]], ...] = (
     check_versions,
     check_preload,
     check_transfer,
+    check_kv_store,
     check_compiler,
     check_plugins,
     check_cores,

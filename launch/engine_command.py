@@ -111,16 +111,17 @@ def kv_events_config(config: SystemConfig, endpoint: EngineEndpoint) -> dict[str
 
 
 def store_connector(config: SystemConfig) -> dict[str, Any]:
-    """KV of finished conversations on a path."""
+    """KV of finished conversations on a path or in DFKV."""
+    store = config.kv_store
+    place: dict[str, Any] = {"directory": str(config.state.directory / KV_STORE_DIRECTORY), "max_bytes": store.max_bytes}
+    if store.dfkv is not None:
+        place = {"dfkv": store.dfkv.model_dump()}
     return {
         "kv_connector": "PacelineKvStore",
         "kv_connector_module_path": "server.engine.kv_store_connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "directory": str(config.state.directory / KV_STORE_DIRECTORY),
-            "max_bytes": config.kv_store.max_bytes,
-        },
+        "kv_connector_extra_config": place,
     }
 
 

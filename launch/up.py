@@ -18,6 +18,7 @@ from launch.config import SystemConfig
 from launch.plan import ProcessSpec, SystemPlan, make_plan
 from launch.rundir import LaunchError, RunDir, Tokens, make_tokens, write_private
 from launch.supervise import Supervisor
+from wire.dfkv import load_library
 from wire.errors import ArtifactError
 from wire.store import DraftStore
 
@@ -63,6 +64,7 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
         raise LaunchError("vLLM is not installed in this environment: run `make setup`, or pip install 'paceline[cpu]'")
     config = host.with_ports(config)
     refuse_busy_ports(config)
+    refuse_absent_dfkv(config)
     target_dir = models.ensure(config.target.path, lambda what, _share: report(f"target: {what}"))
     tokens = make_tokens(os.environ)
     plan = make_plan(config, facts, tokens, target_dir=target_dir)
@@ -113,6 +115,12 @@ def refuse_busy_ports(config: SystemConfig) -> None:
             f"{', '.join(names)}: another process holds that port, or the address is not this machine's; "
             "choose another with --set (0 takes a free one)"
         )
+
+
+def refuse_absent_dfkv(config: SystemConfig) -> None:
+    """Raise ConfigError where KV is to go to DFKV and its library is not there. Its servers may come later."""
+    if config.kv_store.enabled and config.kv_store.dfkv is not None:
+        load_library(config.kv_store.dfkv.library)
 
 
 def write_run_files(plan: SystemPlan, config: SystemConfig, tokens: Tokens) -> None:

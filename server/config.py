@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from wire.config import Config
+from wire.dfkv import DfkvSettings
 
 
 class CaptureSettings(Config):
@@ -119,12 +120,14 @@ class DepthSettings(Config):
 
 
 class KvStoreSettings(Config):
-    """`[kv_store]`: KV of finished conversations on disk, under `<state>/kv`, for a follow-up turn after an engine's restart."""
+    """`[kv_store]`: KV of finished conversations beyond the engines' life, for a follow-up turn after an engine's restart."""
 
     enabled: bool = False
-    """Off by default: what was said stays on disk as KV, requests kept from the learner included."""
+    """Off by default: what was said stays as KV, requests kept from the learner included."""
     max_bytes: int = Field(10_000_000_000, ge=1)
-    """The oldest prefixes are removed first."""
+    """Of the files under `<state>/kv`; the oldest prefixes are removed first."""
+    dfkv: DfkvSettings | None = None
+    """There instead of in files; its servers have bounds of their own."""
 
 
 class GatewayConfig(Config):

@@ -47,6 +47,7 @@ from server.routing.metrics import RoutingMetrics
 from server.routing.router import Router
 from server.routing.tokens import Prompts
 from server.scrape import MetricsPage
+from server.state.dfkv import DfkvState
 from server.state.engines import EngineState, engine_facts
 from server.state.posix import PosixState
 from server.state.store import StateStore
@@ -55,6 +56,7 @@ from server.swap import SwapCoordinator
 from server.traffic import Traffic
 from server.transfers import TransferWatch
 from server.ui import LivePage
+from wire.dfkv import DfkvClient, DfkvServers
 from wire.errors import ConfigError
 from wire.kv_files import KvDirectory
 from wire.store import DraftStore
@@ -163,7 +165,10 @@ class Gateway:
     def _state_stores(self) -> list[StateStore]:
         """Where KV can be, the engines' own caches first."""
         stores: list[StateStore] = [EngineState(self.kv_index, partial(engine_facts, self.fleet))]
-        if self.config.kv_store.enabled:
+        kept = self.config.kv_store
+        if kept.enabled and kept.dfkv is not None:
+            stores.append(DfkvState(DfkvClient(kept.dfkv), DfkvServers(kept.dfkv)))
+        elif kept.enabled:
             stores.append(PosixState(KvDirectory(self.config.state_dir / KV_STORE_DIRECTORY)))
         return stores
 

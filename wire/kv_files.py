@@ -83,6 +83,10 @@ class KvBlockHeader(Struct, frozen=True, kw_only=True):
     sha256: str = BLANK_SHA256
     """Over the whole file with this field blank."""
 
+    @property
+    def realm(self) -> KvRealm:
+        return KvRealm(self.layout_hash, self.target_version, self.tenant)
+
 
 class StoredBlock(NamedTuple):
     """One file of the directory."""
@@ -114,6 +118,9 @@ class KvDirectory:
 
     def block_path(self, realm: KvRealm, name: str, rank: int) -> Path:
         return self._realm_directory(realm) / f"{name}.{rank}"
+
+    def part_path(self, header: KvBlockHeader) -> Path:
+        return self.block_path(header.realm, header.name, header.rank)
 
     def has_block(self, realm: KvRealm, name: str, num_ranks: int) -> bool:
         """Whether every rank's part is there."""
@@ -266,9 +273,14 @@ def read_header(path: Path) -> KvBlockHeader:
         return _parse_header(start + file.read(min(int.from_bytes(start, "little"), _MAX_HEADER_BYTES)))
 
 
+def block_bytes_bound(tensor_bytes: int) -> int:
+    """What a block with that many bytes of tensors takes at most."""
+    return _LENGTH_BYTES + _MAX_HEADER_BYTES + tensor_bytes
+
+
 def read_block(path: Path, *, tensor_bytes: int) -> bytes:
     """The bytes of a file that may be a block with that many bytes of tensors, unchecked; raises OSError or WireError."""
-    return _read(path, _LENGTH_BYTES + _MAX_HEADER_BYTES + tensor_bytes)
+    return _read(path, block_bytes_bound(tensor_bytes))
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

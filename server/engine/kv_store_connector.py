@@ -1,9 +1,10 @@
-"""PacelineKvStore: vLLM's KV connector that keeps KV of finished conversations on a POSIX path.
+"""PacelineKvStore: vLLM's KV connector that keeps KV of finished conversations on a POSIX path, or in DFKV.
 
     --kv-transfer-config '{"kv_connector": "PacelineKvStore", "kv_connector_module_path": "server.engine.kv_store_connector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"directory": "<state>/kv", "max_bytes": 10000000000}}'
 
+With `"kv_connector_extra_config": {"dfkv": {"members": "name=ip:port", "library": "<path>", "namespace": "paceline"}}` in DFKV.
 Alone, or in a MultiConnector after NIXL, whose pulls then come first. vLLM makes one instance in the scheduler and one in
 each worker; this class only hands vLLM's calls to the side that is meant.
 """
@@ -17,6 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from server.engine.kv_store_backend import open_store
+from server.engine.kv_store_counts import StoreCounts
 from server.engine.kv_store_metrics import KvStoreMetrics, KvStoreStats
 from server.engine.kv_store_orders import StepOrders, StepReport
 from server.engine.kv_store_resolve import resolve_layout
@@ -42,14 +45,16 @@ if TYPE_CHECKING:
 
 
 class PacelineKvStore(KVConnectorBase_V1, SupportsHMA):
-    """Raises ConfigError at start where it cannot serve the engine; afterwards no fault of its disk reaches a request."""
+    """Raises ConfigError at start where it cannot serve the engine; afterwards no fault of its store reaches a request."""
 
     _cache_hit_source = CacheHitSource.DISK
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._layout = resolve_layout(vllm_config, kv_cache_config)
-        self._scheduler = StoreScheduler(self._layout)
+        self._counts = StoreCounts()
+        self._store = open_store(vllm_config.kv_transfer_config, self._counts)
+        self._scheduler = StoreScheduler(self._layout, self._store)
         self._worker: StoreWorker | None = None
         """In a worker, once the cache is there."""
 
@@ -58,11 +63,18 @@ class PacelineKvStore(KVConnectorBase_V1, SupportsHMA):
         """What is not saved is computed again."""
         return False
 
+    # In both: each side tells what it counted.
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        counts = self._counts.take()
+        return KvStoreStats(data=counts) if counts else None
+
     # In the workers.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rank = self._vllm_config.parallel_config.rank
-        self._worker = StoreWorker(self._layout, rank, self._kv_cache_config.num_blocks, kv_caches, target_version)
+        num_blocks = self._kv_cache_config.num_blocks
+        self._worker = StoreWorker(self._layout, self._store, self._counts, rank, num_blocks, kv_caches, target_version)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         orders = self._get_connector_metadata()
@@ -85,10 +97,6 @@ class PacelineKvStore(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_failed() if self._worker is not None else set()
-
-    def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        counts = self._worker.counts.take() if self._worker is not None else {}
-        return KvStoreStats(data=counts) if counts else None
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return StepReport(target_version())

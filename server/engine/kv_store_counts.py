@@ -8,9 +8,11 @@ from collections import Counter
 SAVED, LOADED, EVICTED = "saved", "loaded", "evicted"
 LOST, CORRUPT, STALE, LATE = "lost", "corrupt", "stale", "late"
 """Promised, but gone; not the bytes that were written; of weights no longer in force; not there in time. Computed anew each time."""
+UNANSWERED = "unanswered"
+"""Asked for in vain: DFKV does not answer in time. Taken for absent."""
 QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED = "dropped_queue_full", "dropped_store_full", "dropped_disk_error", "dropped_mixed"
-"""Not saved: the disk is slower than the engine; all that is stored is held; the disk refuses; computed under several weights."""
-EVENTS = (SAVED, LOADED, EVICTED, LOST, CORRUPT, STALE, LATE, QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED)
+"""Not saved: the store is slower than the engine; all that is stored is held; the disk or DFKV refuses; computed under several weights."""
+EVENTS = (SAVED, LOADED, EVICTED, LOST, CORRUPT, STALE, LATE, UNANSWERED, QUEUE_FULL, STORE_FULL, DISK_ERROR, MIXED)
 BYTES = ("saved_bytes", "loaded_bytes")
 
 

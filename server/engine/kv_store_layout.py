@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 
 class KvStoreLayout(NamedTuple):
     """One engine's place in the store."""
 
-    root: Path
-    max_bytes: int
     model: str
     layout_hash: str
     block_size_tokens: int

@@ -45,6 +45,8 @@ class UseOrder:
 
     tenant: str
     names: list[str]
+    num_prompt_blocks: int
+    """How many of its first blocks are of the prompt alone."""
 
 
 @dataclass

@@ -1,9 +1,8 @@
-"""KvReader: the thread that reads blocks from disk and verifies them. The copy into the cache is the worker's to do."""
+"""KvReader: the thread that reads blocks from the store and verifies them. The copy into the cache is the worker's to do."""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,16 +10,17 @@ from typing import NamedTuple
 import torch
 
 from server.engine.job_thread import JobThread
+from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_blocks import LayerTensors, decode_block
 from server.engine.kv_store_counts import CORRUPT, LOST, StoreCounts
 from server.engine.kv_store_orders import LoadOrder
 from wire.errors import WireError
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm, read_block
+from wire.kv_files import KvBlockHeader
 
 logger = logging.getLogger(__name__)
 
 _Job = tuple[LoadOrder, list[KvBlockHeader]]
-"""What to load, and what the file of each block must be."""
+"""What to load, and what each block must be."""
 
 
 class Loaded(NamedTuple):
@@ -35,8 +35,8 @@ class Loaded(NamedTuple):
 class KvReader:
     """Starts its thread at once. `like` has one block of every layer of the cache."""
 
-    def __init__(self, directory: KvDirectory, like: Mapping[str, torch.Tensor], counts: StoreCounts) -> None:
-        self._directory = directory
+    def __init__(self, store: BlockStore, like: Mapping[str, torch.Tensor], counts: StoreCounts) -> None:
+        self._store = store
         self._like = like
         self._block_bytes = sum(tensor.nbytes for tensor in like.values())
         self._counts = counts
@@ -45,7 +45,7 @@ class KvReader:
         self._thread: JobThread[_Job] = JobThread("paceline-kv-load", self._load, self._load_nothing)
 
     def load(self, order: LoadOrder, expected: list[KvBlockHeader]) -> None:
-        """Queue a load; `expected` says what the file of each block must be."""
+        """Queue a load; `expected` says what each block must be."""
         self._thread.put((order, expected))
 
     def done(self) -> list[Loaded]:
@@ -57,7 +57,7 @@ class KvReader:
         return ended
 
     def abandon(self, request_id: str) -> None:
-        """Nobody waits for that load any more: a disk that fell behind must not stay behind."""
+        """Nobody waits for that load any more: a store that fell behind must not stay behind."""
         self._abandoned.add(request_id)
 
     def close(self) -> None:
@@ -83,25 +83,16 @@ class KvReader:
         return blocks
 
     def _read(self, expected: KvBlockHeader) -> LayerTensors | None:
-        realm = KvRealm(expected.layout_hash, expected.target_version, expected.tenant)
-        path = self._directory.block_path(realm, expected.name, expected.rank)
         try:
-            data = read_block(path, tensor_bytes=self._block_bytes)
+            data = self._store.read(expected, tensor_bytes=self._block_bytes)
             tensors = decode_block(data, expected, self._like)
         except OSError as error:
-            logger.warning("KV block %s cannot be read and is computed anew: %s", path, error)
+            logger.warning("KV block %s cannot be read and is computed anew: %s", expected.name, error)
             self._counts.add(LOST)
             return None
         except WireError as error:
-            logger.warning("KV block %s is removed and computed anew: %s", path, error)
+            logger.warning("KV block %s is removed and computed anew: %s", expected.name, error)
             self._counts.add(CORRUPT)
-            _remove(path)
+            self._store.discard(expected)
             return None
         return tensors
-
-
-def _remove(path: os.PathLike[str]) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        return

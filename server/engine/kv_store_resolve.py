@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,14 +28,8 @@ def resolve_layout(config: VllmConfig, cache: KVCacheConfig) -> KvStoreLayout:
         raise ConfigError(
             f"this model has {len(cache.kv_cache_groups)} kinds of KV cache, the KV store knows models with one; turn it off"
         )
-    root = transfer.get_from_extra_config("directory", None)
-    max_bytes = transfer.get_from_extra_config("max_bytes", None)
-    if not isinstance(root, str) or not isinstance(max_bytes, int) or max_bytes <= 0:
-        raise ConfigError(f"the KV store needs a `directory` and `max_bytes` above 0, got {root!r} and {max_bytes!r}")
     target_dir, parallel, speculative = parts_config().target_dir, config.parallel_config, config.speculative_config
     return KvStoreLayout(
-        root=Path(root),
-        max_bytes=max_bytes,
         model=target_dir.name,
         layout_hash=_digest(config, weights_revision(target_dir)),
         block_size_tokens=config.cache_config.block_size,

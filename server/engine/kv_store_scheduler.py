@@ -1,18 +1,21 @@
 """The scheduler's side of the KV store: which stored prefix a request can have, and which of its blocks to keep.
 
-It promises by looking at file names only. Whether a file is whole is for the workers to find out: what they cannot load is
-computed anew, and a request is promised something only once.
+It promises by the names of what is stored only. Whether a block is whole is for the workers to find out: what they cannot
+load is computed anew, and a request is promised something only once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_layout import KvStoreLayout
 from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, StepReport, UseOrder
 from server.engine.requests import DEFAULT_LABEL
 from wire.kv_blocks import extend_chain, root_name
-from wire.kv_files import KvDirectory, KvRealm, tenant_label
+from wire.kv_files import KvRealm, tenant_label
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,9 +65,9 @@ class TrackedRequest:
 class StoreScheduler:
     """Lives in the engine core."""
 
-    def __init__(self, layout: KvStoreLayout) -> None:
+    def __init__(self, layout: KvStoreLayout, store: BlockStore) -> None:
         self._layout = layout
-        self._directory = KvDirectory(layout.root)
+        self._store = store
         self._target_version = 0
         """As of the workers' last report; every engine starts with its target's version 0."""
         self._requests: dict[str, TrackedRequest] = {}
@@ -122,7 +125,9 @@ class StoreScheduler:
             return False
         num_settled = tracked.extend(tracked.num_settled_tokens())
         if num_settled:
-            self._uses.append(UseOrder(tracked.tenant, [tracked.name(position) for position in range(num_settled)]))
+            names = [tracked.name(position) for position in range(num_settled)]
+            num_prompt_blocks = min(len(request.prompt_token_ids or ()) // self._layout.block_size_tokens, num_settled)
+            self._uses.append(UseOrder(tracked.tenant, names, num_prompt_blocks))
         saves = self._saves(tracked, block_ids)
         if not saves:
             return False
@@ -144,25 +149,19 @@ class StoreScheduler:
             return []
         num_settled = tracked.extend(tracked.num_settled_tokens())
         new, tracked.num_saved_blocks = range(tracked.num_saved_blocks, num_settled), max(tracked.num_saved_blocks, num_settled)
-        realm = self._realm(tracked)
-        missing = [position for position in new if not self._has(realm, tracked.name(position))]
+        missing = [position for position, is_there in zip(new, self._has(tracked, new), strict=True) if not is_there]
         if not missing:
             return []
         blocks = [tracked.block(position, block_ids[position]) for position in missing]
         return [SaveOrder(tracked.tenant, block_ids[: missing[-1] + 1], blocks)]
 
     def _num_held(self, tracked: TrackedRequest, first: int, num_blocks: int) -> int:
-        realm = self._realm(tracked)
-        held = first
-        while held < num_blocks and self._has(realm, tracked.name(held)):
-            held += 1
-        return held
+        """Blocks from the start on, the first `first` of them in the cache and those after it in the store."""
+        return first + sum(takewhile(bool, self._has(tracked, range(first, num_blocks))))
 
-    def _has(self, realm: KvRealm, name: str) -> bool:
-        return self._directory.has_block(realm, name, self._layout.num_ranks)
-
-    def _realm(self, tracked: TrackedRequest) -> KvRealm:
-        return KvRealm(self._layout.layout_hash, self._target_version, tracked.tenant)
+    def _has(self, tracked: TrackedRequest, positions: range) -> Iterator[bool]:
+        realm = KvRealm(self._layout.layout_hash, self._target_version, tracked.tenant)
+        return self._store.has(realm, [tracked.name(position) for position in positions], self._layout.num_ranks)
 
 
 def _block_ids(output: SchedulerOutput, request_id: str) -> list[int] | None:

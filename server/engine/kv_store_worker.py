@@ -1,6 +1,6 @@
 """The workers' side of the KV store: copies blocks out of the cache and into it, between the steps that read them.
 
-Two threads do the disk. All copies are made here, in the worker's own thread and on its stream, so they are in order with
+Two threads do the store. All copies are made here, in the worker's own thread and on its stream, so they are in order with
 the steps. No block is kept under a target version that did not compute all of its prefix.
 """
 
@@ -13,18 +13,20 @@ from functools import partial
 import torch
 
 from server.engine.host_rows import HostRows
+from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_blocks import LayerTensors
 from server.engine.kv_store_counts import LATE, LOADED, MIXED, STALE, StoreCounts
 from server.engine.kv_store_layout import KvStoreLayout
-from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders
+from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, UseOrder
 from server.engine.kv_store_reader import KvReader, Loaded
 from server.engine.kv_store_writer import KvWriter
 from wire.errors import ConfigError
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+from wire.kv_files import KvBlockHeader
+from wire.kv_prefix import KvPrefix
 from wire.spec import SCHEMA_VERSION
 
 LOAD_TIMEOUT_S = 10.0
-"""A prefix that the disk has not supplied by then is computed instead."""
+"""A prefix that the store has not supplied by then is computed instead."""
 _UNKNOWN = -1
 
 
@@ -34,6 +36,8 @@ class StoreWorker:
     def __init__(
         self,
         layout: KvStoreLayout,
+        store: BlockStore,
+        counts: StoreCounts,
         rank: int,
         num_blocks: int,
         caches: dict[str, torch.Tensor],
@@ -55,10 +59,9 @@ class StoreWorker:
         """By request: what it waits for, and until when."""
         self._sent_ids: set[str] = set()
         self._failed_block_ids: set[int] = set()
-        self.counts = StoreCounts()
-        self._directory = KvDirectory(layout.root)
-        self._writer = KvWriter(self._directory, layout.max_bytes, self.counts)
-        self._reader = KvReader(self._directory, {name: cache[0] for name, cache in caches.items()}, self.counts)
+        self._counts = counts
+        self._writer = KvWriter(store, counts)
+        self._reader = KvReader(store, {name: cache[0] for name, cache in caches.items()}, counts)
 
     def begin_step(self, orders: StepOrders) -> None:
         """Carry out the scheduler's orders, copies first: the step may write the blocks they are made of."""
@@ -66,8 +69,7 @@ class StoreWorker:
         for save in orders.saves:
             self._save(save, version)
         for use in orders.uses:
-            realm = KvRealm(self._layout.layout_hash, version, use.tenant)
-            self._writer.touch([self._directory.block_path(realm, name, self._rank) for name in use.names])
+            self._writer.note_use(self._prefix(use, version), use.num_prompt_blocks, self._rank)
         for block_id in orders.begun_block_ids:
             self._versions[block_id] = version
         for load in orders.loads:
@@ -88,7 +90,7 @@ class StoreWorker:
         for order in [order for order, until_s in self._loading.values() if until_s < now_s]:
             del self._loading[order.request_id]
             self._reader.abandon(order.request_id)
-            self.counts.add(LATE, len(order.blocks))
+            self._counts.add(LATE, len(order.blocks))
             self._failed_block_ids.update(block.block_id for block in order.blocks)
             received.add(order.request_id)
         return received
@@ -108,7 +110,7 @@ class StoreWorker:
             len(order.prefix_block_ids),
         )
         pure = [block for block in order.blocks if block.position < num_pure]
-        self.counts.add(MIXED, len(order.blocks) - len(pure))
+        self._counts.add(MIXED, len(order.blocks) - len(pure))
         if not pure or self._writer.refuses(len(pure), len(pure) * self._block_bytes):
             return
         for block in pure:
@@ -123,15 +125,26 @@ class StoreWorker:
         """Copy what was loaded into the cache; returns the request's id."""
         order, blocks = loaded.order, loaded.blocks
         if loaded.target_version != self._target_version():
-            self.counts.add(STALE, len(order.blocks))
+            self._counts.add(STALE, len(order.blocks))
             blocks = []
         for block, tensors in zip(order.blocks, blocks, strict=False):
             for name, cache in self._caches.items():
                 cache[block.block_id].copy_(tensors[name])
             self._versions[block.block_id] = loaded.target_version
-        self.counts.add(LOADED, len(blocks), num_bytes=len(blocks) * self._block_bytes)
+        self._counts.add(LOADED, len(blocks), num_bytes=len(blocks) * self._block_bytes)
         self._failed_block_ids.update(block.block_id for block in order.blocks[len(blocks) :])
         return order.request_id
+
+    def _prefix(self, use: UseOrder, version: int) -> KvPrefix:
+        return KvPrefix(
+            model=self._layout.model,
+            layout_hash=self._layout.layout_hash,
+            target_version=version,
+            tenant=use.tenant,
+            names=tuple(use.names),
+            num_ranks=self._layout.num_ranks,
+            part_bytes=self._block_bytes,
+        )
 
     def _header(self, block: BlockOrder, tenant: str, version: int) -> KvBlockHeader:
         return KvBlockHeader(

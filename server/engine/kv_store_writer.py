@@ -1,34 +1,27 @@
-"""KvWriter: the thread that puts blocks on disk. It never makes a step wait; what it cannot keep is dropped and counted."""
+"""KvWriter: the thread that puts blocks into the store. It never makes a step wait; what it cannot keep is dropped and counted."""
 
 from __future__ import annotations
 
-import errno
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from server.engine.job_thread import JobThread
+from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_blocks import LayerTensors, encode_block
-from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+from server.engine.kv_store_counts import DISK_ERROR, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
+from wire.kv_files import KvBlockHeader
+from wire.kv_prefix import KvPrefix
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """Copies waiting in host memory."""
 MAX_QUEUED_JOBS = 4096
-RESERVED_BYTES = 1 << 30
-"""Left free on the disk for drafts, checkpoints and logs, which share it."""
 RETRY_S = 10.0
-"""How long saving rests after the disk refused, or nothing could be evicted."""
-_SHRINK_TO = 0.9
-"""Share of the bound that is left after an eviction: so it is rare."""
-_RECOUNT_S = 30.0
-"""Other engines write to the same directory."""
+"""How long saving rests after the store refused, or nothing could be evicted."""
 
 _Job = tuple[Callable[[], None], int]
 """What to do, and how many bytes of copies that frees."""
@@ -37,14 +30,11 @@ _Job = tuple[Callable[[], None], int]
 class KvWriter:
     """Starts its thread at once; `close` saves what is queued and ends it."""
 
-    def __init__(self, directory: KvDirectory, max_bytes: int, counts: StoreCounts) -> None:
-        self._directory = directory
-        self._max_bytes = max_bytes
+    def __init__(self, store: BlockStore, counts: StoreCounts) -> None:
+        self._store = store
         self._counts = counts
         self._lock = threading.Lock()
         self._num_queued_bytes = 0
-        self._num_stored_bytes = 0
-        self._recount_at_s = 0.0
         self._rests: tuple[str, float] = (DISK_ERROR, 0.0)
         """Why nothing is saved, and until when."""
         self._thread: JobThread[_Job] = JobThread("paceline-kv-save", self._do, self._give_up)
@@ -65,10 +55,10 @@ class KvWriter:
             self._num_queued_bytes += num_bytes
         self._thread.put((partial(self._save, header, tensors), num_bytes))
 
-    def touch(self, paths: list[Path]) -> None:
-        """Note the use of a prefix, once what is queued before is saved. Lost where the disk is far behind."""
+    def note_use(self, prefix: KvPrefix, num_prompt_blocks: int, rank: int) -> None:
+        """Note the use of a prefix, once what is queued before is saved. Lost where the store is far behind."""
         if self._thread.num_queued < MAX_QUEUED_JOBS:
-            self._thread.put((partial(self._directory.touch, paths), 0))
+            self._thread.put((partial(self._store.note_use, prefix, num_prompt_blocks, rank), 0))
 
     def close(self) -> None:
         self._thread.close()
@@ -78,7 +68,7 @@ class KvWriter:
         try:
             work()
         except OSError as error:
-            logger.warning("the KV store cannot write to %s, saving rests: %s", self._directory.root, error)
+            logger.warning("the KV store cannot write, saving rests: %s", error)
             self._rest(DISK_ERROR)
         finally:
             with self._lock:
@@ -88,29 +78,14 @@ class KvWriter:
         self._rest(DISK_ERROR)
 
     def _save(self, header: KvBlockHeader, tensors: Callable[[], LayerTensors]) -> None:
-        realm = KvRealm(header.layout_hash, header.target_version, header.tenant)
-        path = self._directory.block_path(realm, header.name, header.rank)
-        if path.exists():  # by another engine, or for another request of this step
+        if self._store.has_part(header):  # by another engine, or for another request of this step
             return
         data = encode_block(tensors(), header)
-        if not self._make_room(len(data)):
+        if not self._store.make_room(len(data)):
             self._rest(STORE_FULL)
             return
-        self._directory.write(path, data)
-        self._num_stored_bytes += len(data)
+        self._store.write(header, data)
         self._counts.add(SAVED, num_bytes=len(data))
-
-    def _make_room(self, num_bytes: int) -> bool:
-        self._directory.create()
-        if shutil.disk_usage(self._directory.root).free < RESERVED_BYTES:
-            raise OSError(errno.ENOSPC, f"less than {RESERVED_BYTES} bytes are free, which are left for the rest of the system")
-        is_full = self._num_stored_bytes + num_bytes > self._max_bytes
-        if is_full or time.monotonic() >= self._recount_at_s:
-            limit = self._max_bytes - num_bytes
-            self._num_stored_bytes, num_removed = self._directory.shrink(limit, leave_bytes=int(limit * _SHRINK_TO))
-            self._recount_at_s = time.monotonic() + _RECOUNT_S
-            self._counts.add(EVICTED, num_removed)
-        return self._num_stored_bytes + num_bytes <= self._max_bytes
 
     def _rest(self, reason: str) -> None:
         self._counts.add(reason)

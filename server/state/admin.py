@@ -122,7 +122,7 @@ class _BackEnds:
         self._disk = Disk()
 
     async def select(self, selection: StateSelection) -> tuple[StateStore, StateObject]:
-        """The one object that is meant, of a back end that can keep and remove it where there is one; raises ApiError."""
+        """The one object that is meant, of a back end that can remove it where there is one; raises ApiError."""
         _check_hash(selection.prompt_hash)
 
         def find(store: StateStore) -> list[tuple[StateStore, StateObject]]:
@@ -135,7 +135,7 @@ class _BackEnds:
                 f"no KV of {selection.prompt_hash} is known, or none that is selected; GET /admin/state?prompt_hash=… tells what is",
                 code="state_not_found",
             )
-        able = [(store, state) for store, state in found if store.can_keep]
+        able = [(store, state) for store, state in found if store.can_remove]
         if len(able) > 1:
             kinds = "; ".join(
                 f"tenant {state.tenant}, model {state.model}, target_version {state.target_version}, "

@@ -52,7 +52,7 @@ class EngineState:
 
     tier = "device"
     reads_disk = False
-    can_keep = False
+    can_remove = False
 
     def __init__(self, index: PrefixHolders, engines: Callable[[], Iterable[EngineFacts]]) -> None:
         self._index = index

@@ -20,7 +20,7 @@ class PosixState:
 
     tier = "disk"
     reads_disk = True
-    can_keep = True
+    can_remove = True
 
     def __init__(self, directory: KvDirectory) -> None:
         self._directory = directory

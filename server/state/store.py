@@ -41,9 +41,9 @@ class StateLocation(msgspec.Struct, frozen=True, kw_only=True):
     """One copy of an object, whole or in part."""
 
     tier: str
-    """`device`: in an engine's cache, gone with the engine. `disk`: on a path, until evicted."""
+    """`device`: in an engine's cache, gone with the engine. `disk`: on a path, until evicted. `dfkv`: on servers, until unused."""
     node: str
-    """An engine's id, or the directory."""
+    """An engine's id, the directory, or the servers."""
     num_blocks: int
     """Blocks from the start of the prefix that are there."""
     num_bytes: int
@@ -81,16 +81,16 @@ class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateStore(Protocol):
-    """One back end. Where it reads a disk, call its methods off the event loop; else on it, where what it reads changes.
+    """One back end. Where it reads a disk or asks a server, call its methods off the event loop; else on it, where what it reads changes.
 
     All operations but `locate` and `usage` take an object as `locate` gave it, and raise StateNotFound where it is gone,
-    StateUnsupported where the back end has no such operation, OSError where a disk refuses.
+    StateUnsupported where the back end has no such operation, OSError where a disk or a server refuses.
     """
 
     tier: str
     reads_disk: bool
-    can_keep: bool
-    """Whether it can keep and remove one object. Where not, all operations but `locate` and `usage` say why not."""
+    can_remove: bool
+    """Whether it can remove one object, and perhaps keep it. Where not, all operations but `locate` and `usage` say why not."""
 
     def locate(self, object_id: str) -> list[StateObject]:
         """Every object of that prefix: one per tenant, layout and target version. A snapshot, true when it was taken.
@@ -120,8 +120,9 @@ class StateStore(Protocol):
     def evict(self, state: StateObject) -> int:
         """Remove the blocks only this object needs, and return how many bytes that freed.
 
-        Raises StateHeld where it is pinned or leased. Blocks shared with a longer or a held prefix stay.
+        Raises StateHeld where it is pinned or leased. Blocks shared with a longer or a held prefix stay,
+        where the back end can tell.
         """
 
     def usage(self) -> list[TenantUsage]:
-        """By tenant, in order of their names."""
+        """By tenant, in order of their names; raises StateUnsupported where the back end cannot tell."""

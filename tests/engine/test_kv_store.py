@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dfkv_rig
 import pytest
 import tiny
 from conftest import make_drafts
@@ -23,6 +24,8 @@ from launch import host
 from launch.config import PoolSettings, SystemConfig
 from launch.engine_command import kv_transfer_env, nixl_connector, store_connector
 from server.engine.kv_store_connector import PacelineKvStore
+from server.state.dfkv import DfkvState
+from wire.dfkv import DfkvServers, DfkvSettings
 from wire.kv_blocks import prompt_chain
 from wire.kv_files import KvDirectory
 
@@ -34,8 +37,10 @@ HITS = "vllm:external_prefix_cache_hits_total"
 MAX_BYTES = 1 << 30
 
 
-def store_config(state_dir: Path) -> dict[str, Any]:
+def store_config(state_dir: Path, dfkv: DfkvSettings | None) -> dict[str, Any]:
     settings = [f"state.dir={state_dir}", "kv_store.enabled=true", f"kv_store.max_bytes={MAX_BYTES}"]
+    if dfkv is not None:
+        settings += [f"kv_store.dfkv.{key}={value}" for key, value in dfkv.model_dump().items()]
     return store_connector(SystemConfig.load([], settings))
 
 
@@ -51,13 +56,19 @@ def beside_nixl(nixl: dict[str, Any], store: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def engine_with_store(
-    target_dir: Path, state_dir: Path, engine_id: str, *, core: int, pool: PoolSettings | None = None
+    target_dir: Path,
+    state_dir: Path,
+    engine_id: str,
+    *,
+    core: int,
+    pool: PoolSettings | None = None,
+    dfkv: DfkvSettings | None = None,
 ) -> Iterator[LiveEngine]:
-    """In a pool the engine has NIXL besides."""
-    config, variables = store_config(state_dir), {}
+    """In a pool the engine has NIXL besides. The store is DFKV where it is given, else files."""
+    config, variables = store_config(state_dir, dfkv), {"PROBE_DFKV_ANSWER_S": str(DEADLINE_S)}
     if pool is not None:
         facts = host.gather()
-        config, variables = beside_nixl(nixl_connector(pool, facts), config), kv_transfer_env(pool, facts)
+        config, variables = beside_nixl(nixl_connector(pool, facts), config), variables | kv_transfer_env(pool, facts)
     with start_engine(
         target_dir,
         state_dir,
@@ -224,3 +235,25 @@ def test_kv_of_another_target_is_never_used(
     straddling = {name.hex() for name in prompt_chain([*updated.prompt, *completion.token_ids], BLOCK_TOKENS, "straddling")}
     assert straddling.isdisjoint(header.name for header in directory.headers(realm))
     wait_until(lambda: directory.headers(realm), "for whole blocks of the new target")
+
+
+@pytest.mark.parametrize("kind", dfkv_rig.KINDS)
+def test_another_engine_goes_on_from_dfkv_and_serves_on_without_it(
+    tiny_target: Path, state_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    with dfkv_rig.running(kind, tmp_path) as dfkv:
+        with engine_with_store(tiny_target, state_dir, f"{kind}-0", core=core, dfkv=dfkv.settings) as engine:
+            kept, gone = Conversation(engine, "dfkv"), Conversation(engine, "gone")
+        name = prompt_chain(kept.prompt, BLOCK_TOKENS, kept.salt)[kept.num_stored_blocks - 1].hex()
+        (located,) = DfkvState(dfkv.client(), DfkvServers(dfkv.settings)).locate(name)
+        assert (len(located.block_hashes), located.tenant) == (kept.num_stored_blocks, "default")
+        with engine_with_store(tiny_target, state_dir, f"{kind}-1", core=core, dfkv=dfkv.settings) as engine:
+            completion, num_hits = follow_up(engine, kept)
+            assert num_hits == (kept.num_stored_blocks - 1) * BLOCK_TOKENS
+            assert completion.token_ids == kept.reference.token_ids
+            assert accepted(completion) == accepted(kept.reference)
+            dfkv.kill()
+            completion, num_hits = follow_up(engine, gone)
+            assert (completion.token_ids, num_hits) == (gone.reference.token_ids, 0)
+            wait_until(lambda: count(engine, "dropped_disk_error") > 0, "for what DFKV did not take to be counted")

@@ -8,8 +8,11 @@ from typing import Any
 
 from block_files import BLOCK_TOKENS, REALM
 
+from server.engine.kv_store_counts import StoreCounts
+from server.engine.kv_store_files import FileStore
 from server.engine.kv_store_layout import KvStoreLayout
 from server.engine.kv_store_scheduler import StoreScheduler
+from wire.kv_files import KvDirectory
 
 NUM_TOKENS = 3 * BLOCK_TOKENS
 
@@ -18,7 +21,7 @@ def request(num_computed_tokens: int) -> Any:
     """What the scheduler reads of vLLM's Request."""
     return SimpleNamespace(
         request_id="r", all_token_ids=list(range(NUM_TOKENS)), num_tokens=NUM_TOKENS, num_computed_tokens=num_computed_tokens,
-        num_in_flight_tokens=0, cache_salt=None, sampling_params=SimpleNamespace(extra_args=None), prompt_token_ids=[1],
+        num_in_flight_tokens=0, cache_salt=None, sampling_params=SimpleNamespace(extra_args=None), prompt_token_ids=list(range(BLOCK_TOKENS + 1)),
         prompt_embeds=None, lora_request=None, mm_features=[], resumable=False,
     )  # fmt: skip
 
@@ -30,7 +33,8 @@ def step(block_ids: list[int]) -> Any:
 
 
 def scheduler(tmp_path: Path) -> StoreScheduler:
-    return StoreScheduler(KvStoreLayout(tmp_path, 1 << 20, "tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True))
+    store = FileStore(KvDirectory(tmp_path), 1 << 20, StoreCounts())
+    return StoreScheduler(KvStoreLayout("tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True), store)
 
 
 def test_nothing_is_kept_of_a_request_that_ends_while_another_connector_still_fills_its_blocks(tmp_path: Path) -> None:
@@ -52,3 +56,4 @@ def test_a_request_that_ran_is_kept_a_step_longer_to_be_saved(tmp_path: Path) ->
     orders = store.orders(SimpleNamespace(num_scheduled_tokens={}, kv_connector_block_state=None))  # type: ignore[arg-type]
     assert [block.block_id for save in orders.saves for block in save.blocks] == [5, 6]
     assert orders.finished_ids == ["r"]
+    assert [(len(use.names), use.num_prompt_blocks) for use in orders.uses] == [(3, 1)]

@@ -5,82 +5,40 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from block_files import BLOCK_TOKENS, REALM, header, names_of
+from block_files import REALM, header
+from store_machine import LAYOUT, NAMES, NUM_BLOCKS, Machine, orders
 from waiting import DEADLINE_S, wait_until
 
 from server.engine import kv_store_worker
 from server.engine.kv_store_counts import StoreCounts
-from server.engine.kv_store_layout import KvStoreLayout
-from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, UseOrder
+from server.engine.kv_store_files import FileStore
+from server.engine.kv_store_orders import LoadOrder, StepOrders, UseOrder
 from server.engine.kv_store_reader import KvReader
 from server.engine.kv_store_worker import StoreWorker
 from wire.errors import ConfigError
 from wire.kv_files import KvDirectory
 
-NUM_BLOCKS = 8
-NAMES = names_of(4)
 
-
-class Machine:
-    """A worker's side with a cache of its own; steps as vLLM makes them."""
-
-    def __init__(self, root: Path, *, seed: int | None = None) -> None:
-        generator = torch.Generator().manual_seed(seed or 0)
-        shape = (NUM_BLOCKS, 2, BLOCK_TOKENS, 8)
-        self.caches = {
-            f"layer.{layer}": torch.zeros(shape) if seed is None else torch.randn(shape, generator=generator)
-            for layer in range(3)
-        }
-        self.version = 0
-        layout = KvStoreLayout(root, 1 << 20, "tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True)
-        self.store = StoreWorker(layout, 0, NUM_BLOCKS, self.caches, lambda: self.version)
-        self.counted: dict[str, int] = {}
-
-    def begin(self, *block_ids: int) -> None:
-        self.store.begin_step(StepOrders(begun_block_ids=list(block_ids)))
-
-    def save(self, block_ids: list[int]) -> None:
-        """All blocks of a prefix that lies in these blocks of the cache."""
-        order = SaveOrder("default", block_ids, orders(block_ids))
-        self.store.begin_step(StepOrders(saves=[order], finished_ids=["saved"]))
-        assert self.store.take_sent() == {"saved"}
-
-    def load(self, block_ids: list[int]) -> set[int]:
-        """Blocks of the cache that could not be filled."""
-        self.store.begin_step(StepOrders(loads=[LoadOrder("loading", "default", orders(block_ids))]))
-        received: set[str] = set()
-        wait_until(lambda: received.update(self.store.take_received()) or received)
-        assert received == {"loading"}
-        return self.store.take_failed()
-
-    def count(self, event: str) -> int:
-        for key, number in self.store.counts.take().items():
-            self.counted[key] = self.counted.get(key, 0) + number
-        return self.counted.get(event, 0)
-
-
-def orders(block_ids: list[int]) -> list[BlockOrder]:
-    return [
-        BlockOrder(NAMES[position], header(NAMES, position).parent, position, block_id)
-        for position, block_id in enumerate(block_ids)
-    ]
+def files_at(root: Path) -> Callable[[StoreCounts], FileStore]:
+    return partial(FileStore, KvDirectory(root), 1 << 20)
 
 
 @pytest.fixture
 def first(tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine(tmp_path / "kv", seed=1)
+    machine = Machine(files_at(tmp_path / "kv"), seed=1)
     yield machine
     machine.store.close()
 
 
 @pytest.fixture
 def second(tmp_path: Path) -> Iterator[Machine]:
-    machine = Machine(tmp_path / "kv")
+    machine = Machine(files_at(tmp_path / "kv"))
     yield machine
     machine.store.close()
 
@@ -119,7 +77,7 @@ def test_a_request_that_ends_makes_its_prefix_young_again(first: Machine, tmp_pa
     paths = [KvDirectory(tmp_path / "kv").block_path(REALM, name, 0) for name in NAMES[:2]]
     for path in paths:
         os.utime(path, (0.0, 0.0))
-    first.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:2])]))
+    first.store.begin_step(StepOrders(uses=[UseOrder("default", NAMES[:2], 1)]))
     first.store.close()
     assert time.time() - paths[0].stat().st_mtime < 60.0
     assert paths[0].stat().st_mtime > paths[1].stat().st_mtime > 0.0
@@ -194,7 +152,8 @@ def test_a_load_given_up_on_just_after_it_ended_leaves_nothing_behind(first: Mac
     first.begin(2)
     first.save([2])
     wait_for_files(tmp_path / "kv", 1)
-    reader = KvReader(KvDirectory(tmp_path / "kv"), {name: cache[0] for name, cache in first.caches.items()}, StoreCounts())
+    files = files_at(tmp_path / "kv")(StoreCounts())
+    reader = KvReader(files, {name: cache[0] for name, cache in first.caches.items()}, StoreCounts())
     reader.load(LoadOrder("late", "default", orders([0])), [header(NAMES, 0)])
     reader.close()  # it has ended, and nobody has asked yet
     reader.abandon("late")
@@ -204,6 +163,6 @@ def test_a_load_given_up_on_just_after_it_ended_leaves_nothing_behind(first: Mac
 
 
 def test_a_cache_that_is_not_made_of_whole_blocks_is_refused(tmp_path: Path) -> None:
-    layout = KvStoreLayout(tmp_path / "kv", 1 << 20, "tiny", REALM.layout_hash, BLOCK_TOKENS, 1, True)
+    files = files_at(tmp_path / "kv")(StoreCounts())
     with pytest.raises(ConfigError, match="turn the store off"):
-        StoreWorker(layout, 0, NUM_BLOCKS, {"layer": torch.zeros(2, NUM_BLOCKS, 4)}, lambda: 0)
+        StoreWorker(LAYOUT, files, StoreCounts(), 0, NUM_BLOCKS, {"layer": torch.zeros(2, NUM_BLOCKS, 4)}, lambda: 0)

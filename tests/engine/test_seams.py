@@ -190,6 +190,14 @@ def test_a_connector_finds_what_ours_reads_of_its_base() -> None:
     assert callable(KVCacheBlocks.get_block_ids)
 
 
+def test_the_scheduler_asks_its_own_connector_for_counts_too() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    source = inspect.getsource(Scheduler.update_from_output)
+    assert "self.connector.get_kv_connector_stats()" in source
+    assert "kv_connector_stats.aggregate(" in source
+
+
 def test_the_configuration_keeps_what_the_layout_hash_is_made_of() -> None:
     from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa

@@ -6,14 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import dfkv_rig
 import pytest
 
 from launch.config import SystemConfig
-from launch.doctor import check_transfer
+from launch.doctor import check_kv_store, check_transfer
 from launch.host import HostFacts, with_ports
 from launch.plan import ProcessSpec, SystemPlan, make_plan
 from launch.rundir import Tokens
 from server.config import GatewayConfig
+from wire.dfkv import DfkvSettings
 from wire.errors import ConfigError
 
 PD = "pool=[{id='p', kind='prefill', port=8100, side_channel_port=5600}, {id='d', kind='decode', port=8101, side_channel_port=5601}]"
@@ -176,6 +178,41 @@ def test_the_kv_store_is_a_connector_of_every_engine_and_known_to_the_gateway() 
         assert connector["kv_connector"] == "PacelineKvStore"
         assert connector["kv_connector_extra_config"] == {"directory": "/state/kv", "max_bytes": 1000}
     assert "--kv-transfer-config" not in engine(plan(TWO), "a").argv
+
+
+def test_the_kv_store_goes_to_dfkv_where_its_servers_are_named() -> None:
+    system = plan(TWO, "kv_store.enabled=true", "kv_store.dfkv.members=n1=10.0.0.1:9000,n2=10.0.0.2:9000")
+    settings = DfkvSettings(members="n1=10.0.0.1:9000,n2=10.0.0.2:9000")
+    assert gateway(system).kv_store.dfkv == settings
+    for name in "ab":
+        connector = table(engine(system, name), "--kv-transfer-config")
+        assert connector["kv_connector_extra_config"] == {"dfkv": settings.model_dump()}
+
+
+def test_servers_that_dfkv_cannot_reach_are_refused_in_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"kv_store\.dfkv\.members.*name=ip:port"):
+        plan("kv_store.enabled=true", "kv_store.dfkv.members=n1=localhost:9000")
+
+
+def check_of(settings: DfkvSettings, *, enabled: bool = True) -> list[tuple[str, str]]:
+    store = {"enabled": enabled, "dfkv": settings.model_dump()}
+    checks = list(check_kv_store(SystemConfig.build({"kv_store": store}, source="a test")))
+    return [(check.state, check.found + check.advice) for check in checks]
+
+
+def test_the_doctor_tells_how_dfkv_is(tmp_path: Path) -> None:
+    with dfkv_rig.running("stand-in", tmp_path) as dfkv:
+        assert check_of(dfkv.settings, enabled=False) == []
+        ((state, said),) = check_of(dfkv.settings)
+        assert (state, said) == ("ok", f"stand-in; {dfkv.settings.members} answer")
+        dfkv.kill()
+        ((state, said),) = check_of(dfkv.settings)
+        assert state == "warn"
+        assert dfkv.settings.members in said
+        ((state, said),) = check_of(dfkv.settings.model_copy(update={"library": "/absent/libdfkv.so"}))
+        assert state == "fail"
+        assert "/absent/libdfkv.so" in said
+        assert "github.com/dingodb/dfkv" in said
 
 
 def test_the_kv_store_is_not_for_pools_that_hand_kv_over() -> None:

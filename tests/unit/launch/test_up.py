@@ -15,6 +15,7 @@ from launch.config import SystemConfig
 from launch.host import HostFacts, with_ports
 from launch.plan import make_plan
 from launch.rundir import LaunchError, RunDir, Tokens
+from wire.errors import ConfigError
 from wire.store import DraftStore
 
 
@@ -32,6 +33,13 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
                 with_ports(config(tmp_path, f"gateway.port={port}", "gateway.admin_port=0", "pool=[{port=0}]"))
             )
     up.refuse_busy_ports(with_ports(config(tmp_path, "gateway.port=0", "gateway.admin_port=0", "pool=[{port=0}]")))
+
+
+def test_an_absent_dfkv_library_is_named_before_anything_starts(tmp_path: Path) -> None:
+    wanted = ["kv_store.dfkv.members=n1=127.0.0.1:1", "kv_store.dfkv.library=/absent/libdfkv.so"]
+    up.refuse_absent_dfkv(config(tmp_path, *wanted))
+    with pytest.raises(ConfigError, match=r"'/absent/libdfkv\.so'.*take \[kv_store\.dfkv\] out"):
+        up.refuse_absent_dfkv(config(tmp_path, "kv_store.enabled=true", *wanted))
 
 
 def test_existing_drafts_get_their_pointers_and_no_new_one_is_made(tmp_path: Path) -> None:

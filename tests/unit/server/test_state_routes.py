@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import dfkv_rig
 import pytest
-from block_files import REALM, names_of, store_prefix
+from block_files import REALM, file_bytes, header, names_of, store_prefix
 from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server import disk
 from server.config import KV_STORE_DIRECTORY, KvStoreSettings
 from wire.kv_blocks import prompt_chain
+from wire.kv_dfkv import DfkvBlocks
 from wire.kv_files import KvDirectory, KvRealm
+from wire.kv_prefix import KvPrefix
 
 OPERATIONS = ("pin", "unpin", "evict", "lease")
 ENGINE_BLOCK_TOKENS = 16
@@ -146,6 +149,25 @@ def test_a_prefix_in_an_engine_and_in_the_store_is_kept_in_the_store(tmp_path: P
             assert (await post(rig, "pin", name)).json["locations"][0]["tier"] == "disk"
 
     run(scenario())
+
+
+def test_a_prefix_in_an_engine_and_in_dfkv_is_removed_from_dfkv(tmp_path: Path) -> None:
+    async def scenario(dfkv: dfkv_rig.Dfkv) -> None:
+        store = KvStoreSettings(enabled=True, dfkv=dfkv.settings)
+        async with running(tmp_path, num_engines=2, kv_store=store) as rig:
+            name, blocks = hold_in_engine(rig, "engine-1"), DfkvBlocks(dfkv.client())
+            part = header([name], 0)
+            blocks.write(part, file_bytes(part))
+            blocks.note(KvPrefix(model="tiny", **REALM._asdict(), names=(name,), num_ranks=1, part_bytes=64))
+            assert [one["locations"][0]["tier"] for one in await located(rig, name)] == ["device", "dfkv"]
+            pinned = await post(rig, "pin", name)
+            assert (pinned.status, pinned.code) == (501, "state_unsupported")
+            assert "DFKV" in pinned.json["error"]["message"]
+            assert (await post(rig, "evict", name)).json["freed_bytes"] == 64
+            assert [one["locations"][0]["tier"] for one in await located(rig, name)] == ["device"]
+
+    with dfkv_rig.running("stand-in", tmp_path) as dfkv:
+        run(scenario(dfkv))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

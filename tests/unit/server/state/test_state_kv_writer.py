@@ -11,9 +11,10 @@ import torch
 from block_files import REALM, header, names_of
 from waiting import DEADLINE_S, wait_until
 
-from server.engine import kv_store_writer
+from server.engine import kv_store_files, kv_store_writer
 from server.engine.kv_store_blocks import LayerTensors, decode_block, encode_block
 from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
+from server.engine.kv_store_files import FileStore
 from server.engine.kv_store_writer import RETRY_S, KvWriter
 from wire.errors import WireError
 from wire.kv_files import Hold, KvBlockHeader, KvDirectory, seal
@@ -37,7 +38,7 @@ class Disk:
         self.directory = KvDirectory(root)
         self.counts = StoreCounts()
         self.total: dict[str, int] = {}
-        self.writer = KvWriter(self.directory, max_bytes, self.counts)
+        self.writer = KvWriter(FileStore(self.directory, max_bytes, self.counts), self.counts)
 
     def save(self, position: int, seed: int = 0) -> bool:
         """Whether the writer took it."""
@@ -122,7 +123,7 @@ def test_the_directory_stays_within_its_bound_and_the_newest_stay(disk: Disk) ->
 
 
 def test_two_engines_share_a_directory_and_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_store_writer, "_RECOUNT_S", 0.0)
+    monkeypatch.setattr(kv_store_files, "_RECOUNT_S", 0.0)
     disks = [Disk(tmp_path / "kv", 10 * FILE_BYTES) for _ in range(2)]
     try:
         for position in range(30):
@@ -193,7 +194,7 @@ def test_a_disk_slower_than_the_engine_costs_blocks_and_no_time(disk: Disk, monk
 def test_the_last_of_a_disk_is_left_to_the_rest_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(tmp_path / "kv", 1 << 20)
     try:
-        monkeypatch.setattr(kv_store_writer, "RESERVED_BYTES", 1 << 60)
+        monkeypatch.setattr(kv_store_files, "RESERVED_BYTES", 1 << 60)
         assert disk.save(0)
         disk.wait_for(DISK_ERROR, 1)
         assert not disk.save(1)
