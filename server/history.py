@@ -80,6 +80,12 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests by outcome: `served`, `failed`, `refused`, `disconnected`."""
     num_tokens: int = 0
     """Generated, as the engines count them."""
+    first_bytes: tuple[tuple[float, int], ...] = ()
+    """Streamed answers by the time to their first byte: (seconds within 5 %, number), the shortest first."""
+    num_gaps: int = 0
+    """Between two chunks of one answer, as the engines count them."""
+    gaps_s: float = 0.0
+    """Their sum."""
     domains: tuple[DomainSpan, ...] = ()
     tenants: tuple[TenantSpan, ...] = ()
     routed: dict[str, dict[str, int]] = {}
@@ -120,7 +126,7 @@ class HistoryView(Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """A bounded past: a sample takes 4 kB with a few domains and tenants, and at most about 15 kB."""
+    """A bounded past: a sample takes 4 kB with a few domains and tenants, and at most about 25 kB."""
 
     def __init__(self, swaps: deque[SwapReport]) -> None:
         self._swaps = swaps

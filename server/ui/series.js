@@ -66,6 +66,23 @@ export function perSecond(samples, pick) {
   return duration ? pick(samples) / duration : null;
 }
 
+// The time within which that share of the streamed answers had begun; null where none began.
+export function firstByte(samples, share) {
+  const classes = samples.flatMap((sample) => sample.first_bytes ?? []).sort((left, right) => left[0] - right[0]);
+  let rank = Math.ceil(share * sum(classes, ([, number]) => number));
+  for (const [time, number] of classes) {
+    rank -= number;
+    if (rank <= 0) return time;
+  }
+  return null;
+}
+
+// Mean time between two chunks of one answer; null where none had two.
+export function meanGap(samples) {
+  const number = sum(samples, (sample) => sample.num_gaps ?? 0);
+  return number ? sum(samples, (sample) => sample.gaps_s ?? 0) / number : null;
+}
+
 // AL of some spans; null where too few steps were verified to tell.
 export function acceptanceLength(domainSpans, minSteps = MIN_STEPS) {
   const steps = sum(domainSpans, (one) => one.num_verify_steps);

@@ -13,6 +13,7 @@ from sample_messages import learner_report
 from samples import fill
 
 from server.history import DomainSpan, EngineLoad, GateDecision, LearnerPoint, Sample, TenantSpan
+from server.latency import Latencies
 from server.routing.cost import LocalCost, RemoteCost
 from server.routing.router import Decision
 from wire.artifact import GateReport, read_manifest, write_manifest
@@ -159,6 +160,9 @@ def _sample(number: int, start_s: float) -> Sample:
         num_in_flight=9,
         ended={"served": chance.randint(2, 6), **({"refused": 1} if number % 90 == 0 else {})},
         num_tokens=num_tokens,
+        first_bytes=_first_bytes(version, chance),
+        num_gaps=100,
+        gaps_s=100 * chance.uniform(0.036, 0.042) + (0.8 if at_s in SWAPS_AT_S else 0.0),
         domains=domains,
         tenants=(
             TenantSpan(tenant="acme", num_verify_steps=60, num_tokens=int(num_tokens * 0.6)),
@@ -185,6 +189,15 @@ def _sample(number: int, start_s: float) -> Sample:
             simulated_al=1.66,
         ),
     )
+
+
+def _first_bytes(version: int, chance: random.Random) -> tuple[tuple[float, int], ...]:
+    """Those of one sample; a bad draft takes steps from prefills."""
+    slowdown = 1.6 if version == 3 else 1.0
+    latencies = Latencies()
+    for _ in range(6):
+        latencies.observe(slowdown * chance.lognormvariate(math.log(0.14), 0.45))
+    return tuple(sorted(latencies.counts.items()))
 
 
 def _span(domain: str, version: int, at_s: float, chance: random.Random) -> DomainSpan:
