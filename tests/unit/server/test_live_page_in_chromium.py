@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from browser import CHROMIUM, Page, chromium
+from browser import Page, chromium, needs_chromium
 from gateway_rig import OPERATOR_TOKEN, GatewayRig, eventually, publish, running
 from live_scene import HOSTILE, stage_scene
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+pytestmark = needs_chromium
 
 LIMIT_S = 300.0
 """The browser alone takes seconds to start where other things run."""
