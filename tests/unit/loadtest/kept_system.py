@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alphabet_target import write_target
+
 from loadtest.mock_engine import Pace
 from loadtest.processes import free_ports, running_process
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, gateway_process, mock_addresses
@@ -68,7 +70,8 @@ async def kept_system(state_dir: Path) -> AsyncIterator[Keeper]:
     """Two engines, a learner that learns nothing and the real gateway, as `bench run --state` finds them."""
     (state_dir / "run").mkdir(parents=True)
     (state_dir / "run" / "operator.token").write_text(OPERATOR_TOKEN)
-    addresses = mock_addresses(2, Pace(first_token_s=0.02, between_tokens_s=0.01))
+    target_dir = write_target(state_dir / "target")
+    addresses = mock_addresses(2, Pace(first_token_s=0.02, between_tokens_s=0.01), target_dir=str(target_dir))
     port, admin_port = free_ports(2)
     url = f"http://127.0.0.1:{port}"
     description = {"gateway_url": url, "admin_url": f"http://127.0.0.1:{admin_port}"}

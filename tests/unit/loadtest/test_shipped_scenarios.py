@@ -129,5 +129,5 @@ def test_clients_notice_of_the_small_variant_of_faults_the_death_of_the_gateway_
     killed_at_s, back_at_s = record.actions[-1].at_s, outage.end_s - record.started_at_s
     noticed = [one for one in requests if one.outcome != "ok"]
     assert noticed, "a gateway that dies takes its answers with it"
-    assert [one for one in noticed if one.ended_at_s < killed_at_s or one.sent_at_s > back_at_s] == []
+    assert [one.error for one in noticed if one.ended_at_s < killed_at_s or one.sent_at_s > back_at_s] == []
     assert {one.domain for one in requests if one.outcome == "ok"} == {"human_eval", "sharegpt"}
