@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from drafter.batch import NoAnchor
+from drafter.batch import NoAnchor, pack
 from drafter.create import random_draft
+from drafter.credit import Outcome
+from drafter.draft import Draft
 from drafter.head import Head
+from drafter.target import TargetParts
 from drafter.vocabulary import choose_vocabulary
 from learner.config import TrainSettings
 from learner.evaluate import Evaluator, simulated_al
-from learner.trainer import Diverged, Trainer, exploding_loss
+from learner.request import CapturedRequest
+from learner.trainer import Diverged, Trainer, exploding_kl
 
 
 @pytest.fixture
@@ -32,6 +38,49 @@ def test_training_raises_al_on_requests_never_seen(trainer, evaluator, make_requ
     assert after > before + 0.3
     assert trainer.num_steps == 60
     assert trainer.num_tokens_seen == 60 * sum(request.num_tokens for request in seen)
+
+
+def verified(request: CapturedRequest, draft: Draft, target: TargetParts) -> CapturedRequest:
+    """The request as if this draft had proposed from every position of it."""
+    batch = pack([request.rows], 3)
+    with torch.no_grad():
+        outputs = draft.core.unroll(batch, target.embedding_VD, 3)
+    proposed_KA = torch.stack([draft.head.vocabulary.ids_U[(each @ draft.head.weight_UD.T).argmax(-1)] for each in outputs])
+    emitted_KA = torch.stack([batch.next_tokens_T[batch.target_rows(depth)] for depth in range(3)])
+    num_accepted_A = (proposed_KA == emitted_KA).int().cumprod(0).sum(0)
+    anchors = zip(batch.positions_T[batch.anchors_A].tolist(), proposed_KA.T.tolist(), num_accepted_A.tolist(), strict=True)
+    return replace(request, outcomes={at: Outcome(tuple(ids), accepted, 0) for at, ids, accepted in anchors})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"objective": "kl"},
+        {"objective": "kl+ce"},
+        {"objective": "kl+ce", "hard_weight": 1.0},
+        {"objective": "aurora", "lambda_discard": 1.0},
+        {"objective": "aurora", "discard_top_k": 0},
+        {"objective": "reinforce"},
+        {"objective": "reinforce", "kl_weight": 0.0},
+        {"objective": "tv"},
+        {"objective": "lk"},
+    ],
+    ids=str,
+)
+def test_every_objective_raises_al_on_requests_never_seen(spec, target_dir, target, evaluator, make_request, values):
+    settings = TrainSettings(bfloat16=False, muon_rate=0.05, **values)
+    trainer = Trainer(random_draft(spec, target_dir, target, seed=0), target, settings)
+    unseen = [make_request(f"u{n}", first=n) for n in (2, 5, 9)]
+    seen = [make_request(f"s{n}", first=n) for n in range(0, 40, 3) if n not in (2, 5, 9)]
+
+    def al() -> float:
+        return simulated_al(list(evaluator.scores(trainer.candidate(), unseen).values()))
+
+    before = al()
+    for _ in range(60):
+        trainer.step([verified(request, Draft(trainer.core, trainer.head), target) for request in seen])
+    print(values, before, al())
+    assert al() > before + 0.3
 
 
 def test_the_same_seed_trains_the_same(spec, target_dir, target, make_request):
@@ -61,9 +110,9 @@ def test_an_exploding_loss_diverges(trainer, make_request):
 
 
 def test_a_shift_of_domain_is_no_explosion_and_knowing_less_than_nothing_is():
-    limit = exploding_loss(0.4, 3.0, 8192)
+    limit = exploding_kl(0.4, 3.0, 8192)
     assert 6.0 < limit < 10.0
-    assert exploding_loss(8.0, 3.0, 8192) == 24.0
+    assert exploding_kl(8.0, 3.0, 8192) == 24.0
 
 
 def test_a_restored_state_trains_on_as_if_nothing_happened(trainer, make_request):
