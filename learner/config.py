@@ -59,7 +59,7 @@ class TrainSettings(Config):
     batch_tokens: int = Field(100, ge=1)
     """Completion tokens a step, at least; whole requests are packed."""
     muon_rate: float = Field(0.08, ge=0.0)
-    """Learning rate of matrices, in spectral norm a step."""
+    """Learning rate of matrices, in spectral norm a step; 0 leaves them to AdamW like everything else."""
     adamw_rate: float = Field(5e-3, ge=0.0)
     """Learning rate of everything else."""
     settling_tokens: float = Field(200_000.0, gt=0.0)
@@ -100,6 +100,8 @@ class TrainSettings(Config):
     """`lk`: how soon total variation takes over from KL as target and draft overlap; 0 is KL alone."""
     target_temperature: float = Field(1.0, gt=0.0)
     """Sharpens (below 1) the target distribution that is learned."""
+    noise: float = Field(0.0, ge=0.0)
+    """Gaussian noise on the target's features in training, as a share of the root mean square of each row and layer."""
     max_context_rows: int = Field(1024, ge=1)
     """Prompt rows before the first completion row that the draft attends to in training."""
     bfloat16: bool = True

@@ -16,7 +16,7 @@ from drafter.artifact import load_draft
 from drafter.batch import NoAnchor
 from drafter.head import Head
 from drafter.target import load_target_parts
-from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
+from drafter.vocabulary import better_vocabulary, control_token_ids, coverage
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
@@ -287,11 +287,12 @@ class LearningSession:
         head = self.trainer.head
         if not head.is_target_rows:
             return
-        chosen = choose_vocabulary(self.replay.counts_V, self._control_ids, self._spec.draft_vocab_size)
-        gain = coverage(self.replay.counts_V, chosen) - coverage(self.replay.counts_V, head.vocabulary)
-        if gain > self._settings.train.min_coverage_gain:
+        counts_V, min_gain = self.replay.counts_V, self._settings.train.min_coverage_gain
+        chosen = better_vocabulary(counts_V, self._control_ids, head.vocabulary, min_gain)
+        if chosen is not None:
             self.trainer.set_head(Head.of_target(chosen, self._target_head_VD))
-            self.history.write("vocabulary", coverage=coverage(self.replay.counts_V, chosen), gain=gain)
+            covered = coverage(counts_V, chosen)
+            self.history.write("vocabulary", coverage=covered, gain=covered - coverage(counts_V, head.vocabulary))
 
     def _training_report(self) -> TrainingReport:
         return TrainingReport(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ class Trainer:
         """Learn from a batch with this share of the rates; raises Diverged, and NoAnchor where there is nothing to learn."""
         usable = [request for request in requests if _has_anchor(request.rows)]
         batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
+        batch = self._noisy(batch)
         self.optimiser.zero_grad()
         result = batch_loss(self.core, self._lesson(usable, batch), self._objective, self._embedding_VD, self.dtype)
         loss, kl = float(result.loss.detach()), float(result.kl)
@@ -156,6 +157,16 @@ class Trainer:
         limit = exploding_kl(self.mean_kl, self.settings.exploding_factor, self._head.weight_UD.shape[0])
         if kl > limit:
             raise Diverged(f"the KL to the target, {kl:.2f}, is more than {limit:.2f}; its mean is {self.mean_kl:.2f}")
+
+    def _noisy(self, batch: Batch) -> Batch:
+        """The batch with noise on its features; the same for the same seed and step, so that a restored state goes on alike."""
+        if self.settings.noise == 0:
+            return batch
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.num_steps)
+        layers = batch.aux_TX.float().view(batch.aux_TX.shape[0], self.core.geometry.num_aux, -1)
+        scale = layers.square().mean(-1, keepdim=True).sqrt() * self.settings.noise
+        noisy = layers + torch.randn(layers.shape, generator=generator) * scale
+        return replace(batch, aux_TX=noisy.view_as(batch.aux_TX).to(batch.aux_TX.dtype))
 
     def _lesson(self, requests: Sequence[CapturedRequest], batch: Batch) -> Lesson:
         verdicts = batch_verdicts(batch, [request.outcomes for request in requests], self.settings.unroll)
