@@ -1,8 +1,8 @@
-"""An offline sweep over training settings: `python -m learner.sweep SWEEP.toml --requests DIR [--out RESULTS.jsonl]`.
+"""An offline sweep over training settings: `python -m learner.sweep SWEEP.toml --requests DIR [--out RESULTS.jsonl] [--set KEY=VALUE]`.
 
 Captured requests (a learner's `requests` directory, which stays as it is) arrive again in their order. Each setting trains a
-draft of its own on them, and every so many token visits it is judged on the same prompts, which none trains on. `Sweep` says
-what the file holds.
+draft of its own on them, and every so many token visits it is judged on the same prompts, which none trains on. `Sweep` and
+`Setting` say what the file holds; `learner/sweeps/` has some.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Setting(Config):
 
 
 class Sweep(Config):
-    """A sweep's file. All settings share what stands at the top."""
+    """A sweep's file, its `[[setting]]` tables in `settings`. All of them share what stands at the top."""
 
     target: Path
     """Directory of the target that the requests were captured from."""
@@ -88,10 +88,10 @@ class Point(Struct, frozen=True, kw_only=True):
     """Processor seconds of the training so far."""
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Raises ConfigError for what is wrong with the file, and for settings that could not be compared."""
-    tables = load_tables([path])
-    common = {name: tables.pop(name) for name in ("train", "replay") if name in tables}
+    tables = load_tables([path], overrides)
+    common: dict[str, Any] = {name: tables.pop(name) for name in ("train", "replay") if name in tables}
     tables["settings"] = [merge(common, setting) for setting in tables.pop("setting", [])]
     sweep = Sweep.build(tables, source=str(path))
     names = [setting.name for setting in sweep.settings]
@@ -114,7 +114,8 @@ class Course:
         held_out = [request for request in ordered if is_held_out(request.prompt_key, share)]
         self.sweep, self.spec = sweep, spec
         self.arrivals = [request for request in ordered if not is_held_out(request.prompt_key, share)]
-        self.judged = held_out[:: max(-(-len(held_out) // sweep.max_judged_requests), 1)]
+        num_judged = min(len(held_out), sweep.max_judged_requests)
+        self.judged = [held_out[number * len(held_out) // num_judged] for number in range(num_judged)]
         if not (self.arrivals and self.judged):
             raise ConfigError(
                 f"{len(requests)} usable requests leave {len(self.arrivals)} to train on and {len(self.judged)} to judge by; "
@@ -164,6 +165,8 @@ class Run:
         """Yields after each step. Requests arrive as fast as training goes on; after the last one only the passes are bounded."""
         limit = self._course.sweep.token_visits
         for request in self._course.arrivals:
+            if self._trainer.num_tokens_seen >= limit:
+                return
             self._trainer.forget(self._replay.add(request))
             yield from self._steps_until(min(self._setting.visits_per_token * self._replay.num_tokens_distinct, limit))
         yield from self._steps_until(limit)
@@ -235,9 +238,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("sweep", type=Path, help="the sweep's TOML file")
     parser.add_argument("--requests", type=Path, required=True, help="directory of captured requests; only read")
     parser.add_argument("--out", type=Path, help="file that the judgements are added to, one JSON object a line")
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], help="key.path=value over the file's; repeatable"
+    )
     given = parser.parse_args(arguments)
     try:
-        sweep = read_sweep(given.sweep)
+        sweep = read_sweep(given.sweep, given.overrides)
         spec = resolve_capture_spec(
             sweep.target, dtype=sweep.dtype, draft_vocab_size=sweep.draft_vocab_size, aux_layer_ids=sweep.aux_layer_ids
         )
