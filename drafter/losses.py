@@ -48,7 +48,7 @@ class LogitLoss(Protocol):
 
 @dataclass(frozen=True)
 class Divergence:
-    """sum_j c_j KL(t_j || q) for any teachers t_j: one-hot ones (whose KL is -log q) and negative c_j included.
+    """sum_j c_j KL(t_j || q) for any teachers t_j; that of a one-hot teacher is -log q of its token.
 
     Teachers enter through weight_A = sum_j c_j, pull_AD = sum_j c_j E_tj[head row] and entropy_A = sum_j c_j H(t_j): the sum is
     `weight * logsumexp(z) - h . pull - entropy`, with z the draft's logits and h its output.
@@ -72,9 +72,12 @@ class Divergence:
         return Divergence(self.weight_A + other.weight_A, self.pull_AD + other.pull_AD, self.entropy_A + other.entropy_A)
 
     def of(self, rows: slice, draft: DraftChunk) -> tuple[Tensor, Tensor]:
-        weight_C, pull_CD = self.weight_A[rows], self.pull_AD[rows]
-        loss_C = weight_C * draft.log_total_C - (draft.output_CD * pull_CD).sum(-1) - self.entropy_A[rows]
-        return loss_C, (draft.mean_row() * weight_C[:, None]).sub_(pull_CD)
+        return self.value(rows, draft), (draft.mean_row() * self.weight_A[rows, None]).sub_(self.pull_AD[rows])
+
+    def value(self, rows: slice, draft: DraftChunk) -> Tensor:
+        """The weighted loss [C] alone."""
+        scores_C = (draft.output_CD * self.pull_AD[rows]).sum(-1)
+        return self.weight_A[rows] * draft.log_total_C - scores_C - self.entropy_A[rows]
 
 
 class _FrozenHeadLoss(torch.autograd.Function):

@@ -93,7 +93,7 @@ def reinforce_loss(positions: Sequence[Position], kl_weight: float) -> Tensor:
     def loss(at: Position) -> Tensor:
         opened = value(at.depth + 1) if any(later.depth == at.depth + 1 for later in follows(at)) else 0.0
         advantage = reward[at.verdict] + opened - value(at.depth)
-        return -advantage * at.q_U[at.proposed].log()
+        return -advantage * at.q_U[at.proposed]
 
     return weighted_mean(judged, loss) + kl_weight * kl_loss(positions)
 

@@ -94,7 +94,7 @@ class TrainSettings(Config):
     """`aurora`: the target's likeliest tokens that are learned where a proposal was rejected; 0: all."""
     baseline_momentum: float = Field(0.95, ge=0.0, lt=1.0)
     """`reinforce`: share of the past returns that a step leaves in the baseline."""
-    kl_weight: float = Field(0.1, ge=0.0)
+    kl_weight: float = Field(1.0, ge=0.0)
     """`reinforce`: weight of the KL to the target beside the policy gradient."""
     lk_decay: float = Field(3.0, ge=0.0)
     """`lk`: how soon total variation takes over from KL as target and draft overlap; 0 is KL alone."""

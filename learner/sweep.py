@@ -205,8 +205,8 @@ class Run:
 
 
 def run_sweep(course: Course, out: Path | None) -> None:
-    """Run all settings one after another, print each judgement and, at the end, what each gains on the first."""
-    final: dict[str, dict[str, Score]] = {}
+    """Run all settings one after another, print each judgement and, at the end, what each gains on the first that finished."""
+    finished: dict[str, dict[str, Score]] = {}
     print(f"{len(course.arrivals)} requests arrive, {len(course.judged)} are judged by")
     print(f"{'setting':<20}{'visits':>9}{'distinct':>9}{'AL':>7}{'KL':>8}{'train_s':>9}")
     for setting in course.sweep.settings:
@@ -214,12 +214,12 @@ def run_sweep(course: Course, out: Path | None) -> None:
         try:
             for point in run.points():
                 _tell(point, out)
+            finished[setting.name] = run.scores
         except Diverged as error:
             print(f"{setting.name:<20} diverged: {error}")
-        final[setting.name] = run.scores
-    first = course.sweep.settings[0].name
-    for name, scores in list(final.items())[1:]:
-        gain = paired_gain(scores, final[first], confidence=_CONFIDENCE, num_resamples=_NUM_RESAMPLES)
+    first, *others = finished or [""]
+    for name in others:
+        gain = paired_gain(finished[name], finished[first], confidence=_CONFIDENCE, num_resamples=_NUM_RESAMPLES)
         print(f"{name} over {first} at the end: {gain.mean:+.3f} AL ({gain.low:+.3f} to {gain.high:+.3f})")
 
 

@@ -6,30 +6,49 @@ position: `A_s = r_s + V_{s+1} - V_s` with V the mean return by depth, the runni
 1992; one-step actor-critic, Sutton and Barto 2018, section 13.5). The mean return of the depths that an acceptance opens stands in
 for the realised one, which says more about the text than about the proposal: an accepted proposal never counts against itself.
 
-Proposals count as drawn from the draft as it is now. They were made by an earlier one, and greedily; no importance weight mends
-that, because the earlier one's probabilities are not captured.
+Proposals are greedy, so the policy that made them gave them probability 1, and the importance weight of one is q(proposal). The
+gradient is then that of -A_s q(proposal): bounded, where -A_s log q(proposal) pushes a rejected token down without end.
 
-Shape letters: A anchors, K depths, D hidden, S sums, V target vocabulary.
+Shape letters: A anchors, K depths, D hidden, S sums, V target vocabulary, C rows of one chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from drafter.losses import Divergence
+from drafter.losses import Divergence, DraftChunk
 from drafter.objectives.base import SMALLEST_TOTAL, Lesson, Objective
+from drafter.teacher import wide
 
 _BASELINE = "returns_2K"
 
 
-class Reinforce(Objective):
-    """-E[A_s log q(proposal)] over judged proposals + kl_weight E[KL(p || q)] over all positions.
+@dataclass(frozen=True)
+class PolicyLoss:
+    """-gain q(proposal) + a KL, by the head rows of the proposals."""
 
-    A policy gradient alone finds no token that was never proposed, and nothing bounds it where all it sees are rejections:
-    the KL keeps q near the target.
+    gain_A: Tensor
+    rows_AD: Tensor
+    kl: Divergence
+
+    def of(self, rows: slice, draft: DraftChunk) -> tuple[Tensor, Tensor]:
+        row_CD = wide(self.rows_AD[rows])
+        log_q_C = (draft.output_CD * row_CD).sum(-1) - draft.log_total_C
+        won_C = self.gain_A[rows] * log_q_C.exp()
+        # d won / d h = won (w_proposal - E_q[w]), and the KL pulls by the same expected head row.
+        weight_C = self.kl.weight_A[rows] + won_C
+        pull_CD = self.kl.pull_AD[rows] + row_CD * won_C[:, None]
+        return self.kl.value(rows, draft) - won_C, draft.mean_row() * weight_C[:, None] - pull_CD
+
+
+class Reinforce(Objective):
+    """-E[A_s q(proposal)] over judged proposals + kl_weight E[KL(p || q)] over all positions.
+
+    A policy gradient alone finds no token that was never proposed; the KL does.
     """
 
     def __init__(self, baseline_momentum: float, kl_weight: float) -> None:
@@ -43,13 +62,14 @@ class Reinforce(Objective):
         sums = (lesson.credit_KA.sum().view(1), (lesson.credit_KA * judged_KA).sum().view(1))
         return torch.cat([*sums, returns_KA.sum(1), judged_KA.sum(1)])
 
-    def term(self, depth: int, lesson: Lesson, totals_S: Tensor) -> Divergence:
+    def term(self, depth: int, lesson: Lesson, totals_S: Tensor) -> PolicyLoss:
         every, judged = totals_S[:2].clamp(min=SMALLEST_TOTAL)
         credit_A = lesson.credit_KA[depth]
-        weight_A = credit_A / judged * self._advantage(lesson, totals_S)[depth]
-        rows_AD = lesson.head.weight_UD[_draft_ids(lesson)[depth].clamp(min=0)]
-        policy = Divergence.from_tokens(weight_A, rows_AD)
-        return policy + lesson.divergence(depth, credit_A * (self.kl_weight / every))
+        return PolicyLoss(
+            gain_A=credit_A / judged * self._advantage(lesson, totals_S)[depth],
+            rows_AD=lesson.head.weight_UD[_draft_ids(lesson)[depth].clamp(min=0)],
+            kl=lesson.divergence(depth, credit_A * (self.kl_weight / every)),
+        )
 
     def follow(self, totals_S: Tensor) -> None:
         self._past_2K = self._returns(totals_S)
