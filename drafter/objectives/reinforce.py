@@ -37,7 +37,8 @@ class PolicyLoss:
 
     def of(self, rows: slice, draft: DraftChunk) -> tuple[Tensor, Tensor]:
         row_CD = wide(self.rows_AD[rows])
-        log_q_C = (draft.output_CD * row_CD).sum(-1) - draft.log_total_C
+        # Products in bfloat16 may round a probability to above 1.
+        log_q_C = ((draft.output_CD * row_CD).sum(-1) - draft.log_total_C).clamp(max=0.0)
         won_C = self.gain_A[rows] * log_q_C.exp()
         # d won / d h = won (w_proposal - E_q[w]), and the KL pulls by the same expected head row.
         weight_C = self.kl.weight_A[rows] + won_C

@@ -81,6 +81,21 @@ def test_settings_are_judged_at_the_same_visits_from_the_same_start(sweep):
     assert "again over kl at the end: +0.000 AL" in printed.out
 
 
+def test_a_setting_that_diverges_is_told_and_the_others_go_on(sweep):
+    status, points, printed = sweep("""
+        [[setting]]
+        name = "wild"
+        train = { muon_rate = 1e30 }
+        [[setting]]
+        name = "kl"
+    """)
+    assert status == 0
+    assert "diverged" in printed.out
+    assert [point["num_tokens_seen"] for point in points if point["setting"] == "wild"] == [0]
+    assert points[-1]["setting"] == "kl"
+    assert points[-1]["num_tokens_seen"] >= 500
+
+
 def test_training_raises_the_judged_al(sweep):
     top, settings = "token_visits = 20000", "[[setting]]\nname = 'kl'\nreplay = { max_passes = 100 }\nvisits_per_token = 90"
     _, points, _ = sweep(settings, top)
