@@ -19,9 +19,8 @@ import torch
 from msgspec import Struct
 from pydantic import Field
 
-from drafter.artifact import read_draft_files
 from drafter.batch import NoAnchor
-from drafter.create import random_draft
+from drafter.create import checkpoint_draft, random_draft
 from drafter.draft import Draft
 from drafter.head import Head
 from drafter.target import TargetParts, load_target_parts
@@ -133,7 +132,7 @@ class Course:
     def draft(self, setting: Setting) -> Draft:
         if setting.start is None:
             return random_draft(self.spec, self.sweep.target, self.target, setting.train.seed)
-        return read_draft_files(setting.start, self.spec, self.target, who=f"checkpoint {setting.start.name}")
+        return checkpoint_draft(self.spec, self.sweep.target, self.target, setting.start)[0]
 
     def scores(self, draft: Draft) -> dict[str, Score]:
         return self._evaluator.scores(draft, self.judged)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import learner.sweep
+from drafter.artifact import write_draft_files
+from drafter.create import random_draft
 from learner.archive import RequestArchive
 from learner.config import TrainSettings
 from learner.request import is_held_out
@@ -94,6 +96,22 @@ def test_a_setting_that_diverges_is_told_and_the_others_go_on(sweep):
     assert [point["num_tokens_seen"] for point in points if point["setting"] == "wild"] == [0]
     assert points[-1]["setting"] == "kl"
     assert points[-1]["num_tokens_seen"] >= 500
+
+
+def test_a_setting_may_start_from_a_checkpoint(sweep, spec, target_dir, target, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    write_draft_files(tmp_path / "checkpoint", random_draft(spec, target_dir, target, seed=7))
+    _, points, _ = sweep(f"""
+        [[setting]]
+        name = "seed"
+        train = {{ seed = 7 }}
+        [[setting]]
+        name = "checkpoint"
+        start = "{tmp_path / "checkpoint"}"
+        train = {{ seed = 7 }}
+    """)
+    seed, checkpoint = ([point["kl"] for point in points if point["setting"] == name] for name in ("seed", "checkpoint"))
+    assert checkpoint == pytest.approx(seed)
 
 
 def test_training_raises_the_judged_al(sweep):
