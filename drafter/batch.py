@@ -60,6 +60,7 @@ class Batch:
     positions_T: Tensor
     next_tokens_T: Tensor
     aux_TX: Tensor
+    hidden_TD: Tensor
     anchors_A: Tensor
     valid_KA: Tensor
     bounds: tuple[RequestBounds, ...]
@@ -123,6 +124,7 @@ def pack(requests: Sequence[RequestRows], depth: int, max_context_rows: int | No
         positions_T=torch.cat([piece[0].positions_T for piece in pieces]),
         next_tokens_T=torch.cat([piece[0].next_tokens_T for piece in pieces]),
         aux_TX=torch.cat([piece[0].aux_TX for piece in pieces]),
+        hidden_TD=torch.cat([piece[0].hidden_TD for piece in pieces]),
         anchors_A=torch.cat(anchors),
         valid_KA=torch.cat(valid, dim=1),
         bounds=tuple(bounds),

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from drafter.batch import RequestRows, anchor_rows, pack
-from drafter.credit import CreditWeights, batch_credit
+from drafter.batch import Batch, RequestRows, anchor_rows, pack
+from drafter.credit import CreditWeights, batch_verdicts, credit
 from drafter.draft import DTYPES, Draft
 from drafter.head import Head
 from drafter.model import DraftCore
-from drafter.objective import objective
+from drafter.objective import batch_loss
+from drafter.objectives import make_objective
+from drafter.objectives.base import Lesson
 from drafter.target import TargetParts
 from drafter.teacher import TeacherRows
 from learner.config import TrainSettings
@@ -27,19 +29,20 @@ from learner.optimiser import DraftOptimiser
 from learner.request import CapturedRequest
 from learner.teaching import TeacherCache
 
-_LOSS_MEMORY = 0.95
+_KL_MEMORY = 0.95
 _STEPS_BEFORE_JUDGING = 20
 
 
 class Diverged(Exception):
-    """Loss or gradient is not finite, or the loss exploded; the core was not changed by this step."""
+    """Loss or gradient is not finite, or the KL to the target exploded; the core was not changed by this step."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: weighted mean KL, nats; agreement: top-1 agreement with the target by depth; num_tokens: token visits."""
+    """loss: the objective's; kl: weighted mean KL to the target, nats, whatever the objective; agreement: top-1 agreement with the target by depth; num_tokens: token visits."""
 
     loss: float
+    kl: float
     agreement: list[float]
     num_tokens: int
 
@@ -53,10 +56,11 @@ class Trainer:
         self.dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
         self.num_steps = 0
         self.num_tokens_seen = 0
-        self.mean_loss: float | None = None
+        self.mean_kl: float | None = None
         self._target = target
         self._embedding_VD = target.embedding_VD.to(self.dtype)
-        self._teachers = TeacherCache(hard_weight=settings.hard_weight, temperature=settings.target_temperature)
+        self._teachers = TeacherCache(temperature=settings.target_temperature)
+        self._objective = make_objective(settings.objective, settings.objective_knobs)
         self._credit = CreditWeights(
             accepted=settings.accepted_credit,
             rejected=settings.rejected_credit,
@@ -88,23 +92,23 @@ class Trainer:
         """Learn from a batch with this share of the rates; raises Diverged, and NoAnchor where there is nothing to learn."""
         usable = [request for request in requests if _has_anchor(request.rows)]
         batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
-        teacher = self._teach(usable, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
-        weights_KA = batch_credit(batch, [request.outcomes for request in usable], self.settings.unroll, self._credit)
+        batch = self._noisy(batch)
         self.optimiser.zero_grad()
-        result = objective(self.core, batch, teacher, self._training_head, self._embedding_VD, weights_KA, self.dtype)
-        loss = float(result.loss.detach())
-        self._check_loss(loss)
+        result = batch_loss(self.core, self._lesson(usable, batch), self._objective, self._embedding_VD, self.dtype)
+        loss, kl = float(result.loss.detach()), float(result.kl)
+        self._check(loss, kl)
         result.loss.backward()
         norm = self.optimiser.clip()
         if not math.isfinite(norm):
             raise Diverged(f"gradient norm is {norm}")
         self.optimiser.step(rate_share)
+        self._objective.follow(result.totals_S)
         self._follow()
         num_tokens = sum(request.num_tokens for request in usable)
         self.num_steps += 1
         self.num_tokens_seen += num_tokens
-        self.mean_loss = loss if self.mean_loss is None else _LOSS_MEMORY * self.mean_loss + (1 - _LOSS_MEMORY) * loss
-        return StepResult(loss, result.agreement_K.tolist(), num_tokens)
+        self.mean_kl = kl if self.mean_kl is None else _KL_MEMORY * self.mean_kl + (1 - _KL_MEMORY) * kl
+        return StepResult(loss, kl, result.agreement_K.tolist(), num_tokens)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop what was cached for requests that are remembered no longer."""
@@ -115,6 +119,7 @@ class Trainer:
         state = {f"core.{name}": value for name, value in self.core.state_dict().items()}
         state |= {f"average.{name}": value for name, value in self._average.items()}
         state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
+        state |= {f"objective.{name}": value for name, value in self._objective.tensors().items()}
         return _copy(state)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -126,7 +131,8 @@ class Trainer:
                 raise ValueError(f"average {name} has shape {tuple(average[name].shape)}, needed {tuple(value.shape)}")
         self._average = {name: average[name].to(value.dtype, copy=True) for name, value in self._average.items()}
         self.optimiser.load(_below("optimiser.", tensors))
-        self.mean_loss = None
+        self._objective.load(_below("objective.", tensors))
+        self.mean_kl = None
 
     def candidate(self) -> Draft:
         """The average of the latest weights, in the precision it would be served with."""
@@ -142,14 +148,35 @@ class Trainer:
         for name, value in self.core.state_dict().items():
             self._average[name].lerp_(value, 1 - decay)
 
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(f"loss is {loss}")
-        if self.num_steps < _STEPS_BEFORE_JUDGING or self.mean_loss is None:
+    def _check(self, loss: float, kl: float) -> None:
+        """The KL is judged: the losses of some objectives have no size that could be told from a wrong one."""
+        if not (math.isfinite(loss) and math.isfinite(kl)):
+            raise Diverged(f"loss is {loss}, the KL to the target {kl}")
+        if self.num_steps < _STEPS_BEFORE_JUDGING or self.mean_kl is None:
             return
-        limit = exploding_loss(self.mean_loss, self.settings.exploding_factor, self._head.weight_UD.shape[0])
-        if loss > limit:
-            raise Diverged(f"loss {loss:.2f} is more than {limit:.2f}; its mean is {self.mean_loss:.2f}")
+        limit = exploding_kl(self.mean_kl, self.settings.exploding_factor, self._head.weight_UD.shape[0])
+        if kl > limit:
+            raise Diverged(f"the KL to the target, {kl:.2f}, is more than {limit:.2f}; its mean is {self.mean_kl:.2f}")
+
+    def _noisy(self, batch: Batch) -> Batch:
+        """The batch with noise on its features; the same for the same seed and step, so that a restored state goes on alike."""
+        if self.settings.noise == 0:
+            return batch
+        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + self.num_steps)
+        layers = batch.aux_TX.float().view(batch.aux_TX.shape[0], self.core.geometry.num_aux, -1)
+        scale = layers.square().mean(-1, keepdim=True).sqrt() * self.settings.noise
+        noisy = layers + torch.randn(layers.shape, generator=generator) * scale
+        return replace(batch, aux_TX=noisy.view_as(batch.aux_TX).to(batch.aux_TX.dtype))
+
+    def _lesson(self, requests: Sequence[CapturedRequest], batch: Batch) -> Lesson:
+        verdicts = batch_verdicts(batch, [request.outcomes for request in requests], self.settings.unroll)
+        return Lesson(
+            batch=batch,
+            teacher=self._teach(requests, [bounds.row_end - bounds.row_start for bounds in batch.bounds]),
+            head=self._training_head,
+            verdicts=verdicts,
+            credit_KA=credit(verdicts, self._credit) * batch.valid_KA,
+        )
 
     def _teach(self, requests: Sequence[CapturedRequest], num_rows: Sequence[int]) -> TeacherRows:
         rows = [self._teachers.rows(request, self._training_head) for request in requests]
@@ -158,16 +185,17 @@ class Trainer:
             torch.cat([each.entropy_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             torch.cat([each.best_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             self._head.vocabulary.sha256,
+            self.settings.target_temperature,
         )
 
 
-def exploding_loss(mean_loss: float, factor: float, num_choices: int) -> float:
-    """Nats above which a loss is a fault of ours: so many times the mean, and more than a draft has that knows nothing.
+def exploding_kl(mean_kl: float, factor: float, num_choices: int) -> float:
+    """Nats above which a KL is a fault of ours: so many times the mean, and more than a draft has that knows nothing.
 
-    After a shift of domain a good draft may know nothing, and its loss leaps; but it takes a broken one to do worse than
+    After a shift of domain a good draft may know nothing, and its KL leaps; but it takes a broken one to do worse than
     spreading its probability evenly, whose KL from any target distribution is at most ln `num_choices`.
     """
-    return max(factor * mean_loss, math.log(num_choices))
+    return max(factor * mean_kl, math.log(num_choices))
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

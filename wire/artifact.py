@@ -44,6 +44,7 @@ class TrainingReport(Struct, frozen=True, kw_only=True):
     """Token visits, repeats counted."""
     num_tokens_distinct: int
     loss: float
+    """Running mean KL to the target, nats."""
     seed: int
 
 

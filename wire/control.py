@@ -131,6 +131,7 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     sent_at_s: float
     num_steps: int
     loss: float | None
+    """Running mean KL of the draft from the target, nats, whatever the objective."""
     tokens_per_s: float
     num_tokens_seen: int
     buffer_requests: int
