@@ -27,6 +27,8 @@ from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectat
 logger = logging.getLogger(__name__)
 
 MAX_HISTORY = 64
+MAX_REASON = 500
+"""Characters of a reason that came with a request."""
 MAX_ROLL_BACKS_IN_A_ROW = 2
 """After that many canaries in a row the learner is not to be trusted: back to the floor."""
 
@@ -72,6 +74,7 @@ class SwapCoordinator:
             if not request.force:
                 self.drafts.require_accepted(manifest)
             result = await self._commit(version, manifest)
+            result.reason = "; ".join(part for part in (request.reason[:MAX_REASON], result.reason) if part)
             trusted = self._canary.trusted_version
             self.drafts.advance(version)
             self._canary.begin(version, previous if trusted is None else trusted)

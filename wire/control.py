@@ -120,6 +120,8 @@ class ActivateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expected_active: int
     force: bool = False
     """Skip the gate verdict in the manifest; integrity checks always hold."""
+    reason: str = ""
+    """Why, for people: it becomes the swap's reason. At most 500 characters are kept."""
 
 
 class LearnerReport(Struct, frozen=True, kw_only=True):
@@ -159,7 +161,8 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     num_dropped_requests: int = 0
     """Captured requests forgotten because a training step or a judgement failed with them."""
     outcome: str = ""
-    """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated."""
+    """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated, nor
+    that a warm one came back."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):
