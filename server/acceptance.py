@@ -115,6 +115,13 @@ class AcceptanceLedger:
         """Everything one version did since the gateway started, tenants summed."""
         return _by_domain(self.totals, version)
 
+    def totals_by_version(self) -> dict[int, Tally]:
+        """Everything each remembered version did, tenants and domains summed."""
+        versions: dict[int, Tally] = defaultdict(Tally)
+        for key, tally in self.totals.items():
+            versions[key.draft_version] += tally
+        return dict(versions)
+
     @property
     def num_verified_tokens(self) -> int:
         return self._num_forgotten_tokens + sum(tally.num_emitted for tally in self.totals.values())

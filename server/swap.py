@@ -21,7 +21,7 @@ from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
 from wire.artifact import DraftManifest
-from wire.control import ActivateRequest, CommitReport, EngineStatus, SwapReport
+from wire.control import ActivateRequest, CalibrationView, CommitReport, EngineStatus, SwapReport
 from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,16 @@ class _Result:
 class SwapCoordinator:
     """Owner of the active version."""
 
-    def __init__(self, fleet: Fleet, drafts: Drafts, canary: Canary, metrics: Metrics, *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        drafts: Drafts,
+        canary: Canary,
+        metrics: Metrics,
+        *,
+        deadline_s: float,
+        calibration: Callable[[], CalibrationView],
+    ) -> None:
         self.drafts = drafts
         self.history: deque[SwapReport] = deque(maxlen=MAX_HISTORY)
         self.num_roll_backs_in_a_row = 0
@@ -55,6 +64,7 @@ class SwapCoordinator:
         self._canary = canary
         self._metrics = metrics
         self._deadline_s = deadline_s
+        self._calibration = calibration
         self._lock = asyncio.Lock()
         self._rollout: dict[Engine, EngineStatus] | None = None
         """The engines that the swap under way moves, as they were when it began, until it is settled; None where there is none."""
@@ -179,6 +189,7 @@ class SwapCoordinator:
                 result = _Result(previous, str(error), outcome="reverted" if reverted else "refused")
             finally:
                 self._rollout = None
+            calibration = self._calibration()
             report = SwapReport(
                 version=version,
                 previous=result.previous,
@@ -190,6 +201,8 @@ class SwapCoordinator:
                 duration_ms=(time.perf_counter() - started) * 1000,
                 persisted=result.persisted,
                 commits=result.commits,
+                served=next((pair for pair in calibration.pairs if pair.version == result.previous), None),
+                correlation=calibration.correlation,
             )
         self.history.append(report)
         self._metrics.observe_swap(report)

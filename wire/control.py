@@ -218,6 +218,28 @@ class CanaryView(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class CalibrationPair(Struct, frozen=True, kw_only=True):
+    """What the gate said of a draft, and what it did."""
+
+    version: int
+    simulated_al: float
+    """On held-out requests, before it served."""
+    served_al: float
+    """Over all it served, at the full depth: 1 plus the accepted share of the proposals at each position."""
+    num_verify_steps: int
+
+
+class CalibrationView(Struct, frozen=True, kw_only=True):
+    """How simulated AL goes with served AL, over the drafts that served long enough to tell."""
+
+    pairs: tuple[CalibrationPair, ...] = ()
+    """By ascending version."""
+    bias: float | None = None
+    """Mean of served less simulated AL; absent without a pair."""
+    correlation: float | None = None
+    """Pearson's; absent below three pairs, or where all are alike."""
+
+
 class SwapReport(Struct, frozen=True, kw_only=True):
     """One attempt to change the active draft, and what came of it. Also the answer to activate and rollback."""
 
@@ -235,6 +257,10 @@ class SwapReport(Struct, frozen=True, kw_only=True):
     """False: the engines serve it, but the pointer on disk could not be written."""
     commits: dict[str, CommitReport] = {}
     """By engine id."""
+    served: CalibrationPair | None = None
+    """Of the draft that was active until then; absent where it did not serve long enough, or no gate judged it."""
+    correlation: float | None = None
+    """Of simulated with served AL over all drafts, as of this swap."""
 
 
 class LearnerView(Struct, frozen=True, kw_only=True):
@@ -299,6 +325,7 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     acceptance: AcceptanceView | None
     """Of the active version; absent until something is measured."""
     traffic: TrafficView
+    calibration: CalibrationView = CalibrationView()
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):
