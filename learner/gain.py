@@ -21,6 +21,10 @@ import numpy as np
 from learner.evaluate import Score
 
 _SEED = 0
+COMMON_SPREAD_AL = 0.15
+"""By which changes of AL commonly differ between requests (standard deviation)."""
+_PRIOR_FREEDOM = 4.0
+"""Degrees of freedom that is worth."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,26 @@ class Gain:
     """Difference in simulated AL, over all anchors of the requests."""
 
     mean: float
-    std_error: float
-    num_freedom: float
-    """Degrees of freedom of the standard error."""
+    spread: float
+    """Standard deviation of the change between prompts, were all of equal length."""
+    num_effective: float
+    """So many prompts of equal length are worth as much."""
     num_requests: int
+    prior_spread: float = COMMON_SPREAD_AL
+
+    @property
+    def num_freedom(self) -> float:
+        """Degrees of freedom of the standard error."""
+        return _PRIOR_FREEDOM + self.num_effective - 1.0
+
+    @property
+    def std_error(self) -> float:
+        """Moderated by the prior (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004, eq. 2).
+
+        Few requests may agree by chance, and Student's t alone then asks for gains no draft can have.
+        """
+        own = (self.num_effective - 1.0) * self.spread**2
+        return sqrt((_PRIOR_FREEDOM * self.prior_spread**2 + own) / self.num_freedom / self.num_effective)
 
     def low(self, level: float) -> float:
         """What the true gain is below with probability `level` at most (one-sided)."""
@@ -42,33 +62,37 @@ class Gain:
         return self.mean + student_quantile(level, self.num_freedom) * self.std_error
 
 
+NO_EVIDENCE = Gain(mean=0.0, spread=0.0, num_effective=1.0, num_requests=0)
+
+
 def paired_gain(candidate: Mapping[str, Score], incumbent: Mapping[str, Score], *, num_resamples: int) -> Gain:
-    """Gain of candidate over incumbent on the requests both were scored on; all zero with fewer than two prompts.
+    """Gain of candidate over incumbent on the requests both were scored on; NO_EVIDENCE without one.
 
     The gain is a ratio (change of tokens over anchors), its standard error that of the bootstrap, times sqrt(n / (n - 1)) for
-    n prompts (Efron & Tibshirani 1993, ch. 6). Prompts of unequal length are worth (sum a)^2 / sum a^2 equal ones of a anchors
-    (Kish 1965), one less is the degrees of freedom: a single long request cannot pass for many.
+    n prompts (Efron & Tibshirani 1993, ch. 6). Prompts of a anchors each are worth (sum a)^2 / sum a^2 equal ones (Kish 1965):
+    a single long request cannot pass for many.
     """
     changes, anchors = _by_prompt(candidate, incumbent)
-    num_requests, num_prompts = len(candidate.keys() & incumbent.keys()), len(changes)
-    if num_prompts < 2:
-        return Gain(0.0, 0.0, 1.0, num_requests)
+    num_prompts = len(changes)
+    if num_prompts == 0:
+        return NO_EVIDENCE
     picks = np.random.default_rng(_SEED).integers(0, num_prompts, size=(num_resamples, num_prompts))
     resampled = changes[picks].sum(axis=1) / anchors[picks].sum(axis=1)
-    num_effective = anchors.sum() ** 2 / (anchors**2).sum()
+    num_effective = float(anchors.sum() ** 2 / (anchors**2).sum())
+    variance = float(resampled.var()) * num_prompts / max(num_prompts - 1, 1)
     return Gain(
         mean=float(changes.sum() / anchors.sum()),
-        std_error=float(resampled.std()) * sqrt(num_prompts / (num_prompts - 1)),
-        num_freedom=max(float(num_effective) - 1.0, 1.0),
-        num_requests=num_requests,
+        spread=sqrt(variance * num_effective),
+        num_effective=num_effective,
+        num_requests=len(candidate.keys() & incumbent.keys()),
     )
 
 
 def student_quantile(level: float, num_freedom: float) -> float:
-    """The value Student's t exceeds with probability `level`, after Wallace (Ann. Math. Stat. 30, 1959, eq. 1.3).
+    """The value Student's t exceeds with probability `level`, after Wallace (Ann. Math. Stat. 30, 1959).
 
-    Errs on the careful side: from 3 degrees of freedom on, and for levels of 1e-4 and more, the true probability is between
-    half of `level` and `level`.
+    It errs on the careful side: with 3 degrees of freedom or more, and for levels from 1e-4 on, the true probability is
+    between half of `level` and `level`.
     """
     normal = NormalDist().inv_cdf(1.0 - level) * (8.0 * num_freedom + 3.0) / (8.0 * num_freedom + 1.0)
     return sqrt(num_freedom * expm1(normal**2 / num_freedom))

@@ -5,12 +5,13 @@ How sure it must be depends on how often it has looked at this incumbent (`learn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from statistics import median
 
 from learner.config import GateSettings
 from learner.evaluate import Score, simulated_al
-from learner.gain import Gain, paired_gain
+from learner.gain import COMMON_SPREAD_AL, Gain, paired_gain
 from learner.looks import level_of_look
 from wire.artifact import GateReport
 
@@ -83,13 +84,21 @@ def worst_domain(anchors: Sequence[AnchorScores], settings: GateSettings) -> Dom
     Holm (Scand. J. Stat. 6, 1979), which alone decides whether there is a veto. A veto needs no correction for repeated
     looks: a false one only puts off what the next look may grant.
     """
-    judged = _with_small_ones_pooled(anchors, settings.min_holdout_requests)
-    changes = []
-    for scores in judged:
-        gain = paired_gain(scores.candidate, scores.incumbent, num_resamples=settings.num_resamples)
-        level = (1.0 - settings.confidence) / len(judged)
-        changes.append(DomainChange(scores.domain, gain.mean, gain.high(level) < 0))
+    judged = {
+        scores.domain: paired_gain(scores.candidate, scores.incumbent, num_resamples=settings.num_resamples)
+        for scores in _with_small_ones_pooled(anchors, settings.min_holdout_requests)
+    }
+    prior = _common_spread(judged.values())
+    level = (1.0 - settings.confidence) / max(len(judged), 1)
+    changes = [
+        DomainChange(domain, gain.mean, replace(gain, prior_spread=prior).high(level) < 0) for domain, gain in judged.items()
+    ]
     return min(changes, key=lambda change: (not change.is_certain_loss, change.mean), default=None)
+
+
+def _common_spread(gains: Collection[Gain]) -> float:
+    """By which requests of one domain differ in most domains; the few anchors of a single one tell little of it."""
+    return max(median([gain.spread for gain in gains] or [0.0]), COMMON_SPREAD_AL)
 
 
 def _with_small_ones_pooled(anchors: Sequence[AnchorScores], min_requests: int) -> list[AnchorScores]:

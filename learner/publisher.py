@@ -73,32 +73,19 @@ class Publisher:
             return self._conclude(
                 "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} held-out requests needed for a judgement"
             )
-        before = self._published.scores(active_version, recent)
-        if before is None:
+        if self._published.scores(active_version, recent) is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")
         self._begin_round(active_version, replay)
-        look = self.num_looks[active_version]
-        found = self.warm.find_return(active_version, replay, look)
+        found = self.warm.find_return(active_version, replay, self.num_looks[active_version])
         if found is not None:
             return self._return_to(found, active_version)
         groups = self._anchors(replay)
-        after = self._evaluator.scores(candidate, recent)
-
-        def anchor_scores() -> list[AnchorScores]:
-            anchors = [request for group in groups.values() for request in group]
-            after.update(self._evaluator.scores(candidate, anchors))
-            incumbent = self._published.scores(active_version, anchors) or {}
-            return [AnchorScores(name, _of(group, after), _of(group, incumbent)) for name, group in groups.items()]
-
-        report = decide(_of(recent, after), before, anchor_scores, self._settings, look=look)
-        self.last_gate = report
-        self.simulated_al = report.incumbent_al
-        self.decisions["accepted" if report.accepted else "rejected"] += 1
+        report, scores = self._judge(candidate, active_version, recent, groups)
         if not report.accepted:
             return self._conclude("rejected", report.reason)
         version, outcome = self._publish(candidate, training, report, active_version)
         if version is not None and outcome == "accepted":
-            self._evaluator.remember(version, after)
+            self._evaluator.remember(version, scores)
             self._published.hold(version, candidate)
             self.warm.crown(version, active_version, _by_domain(groups, recent))
         self._prune(active_version)
@@ -114,6 +101,30 @@ class Publisher:
         known = [active_version, *self.warm.versions(active_version)]
         self.num_looks = Counter({version: self.num_looks[version] for version in known if version in self.num_looks})
         self._evaluator.keep_only(known, [request.key for request in replay.everything()])
+
+    def _judge(
+        self,
+        candidate: Draft,
+        active_version: int,
+        recent: Sequence[CapturedRequest],
+        groups: Mapping[str, Sequence[CapturedRequest]],
+    ) -> tuple[GateReport, dict[str, Score]]:
+        """The verdict, and all scores of the candidate it took, by request key."""
+        scores = self._evaluator.scores(candidate, recent)
+
+        def anchor_scores() -> list[AnchorScores]:
+            anchors = [request for group in groups.values() for request in group]
+            scores.update(self._evaluator.scores(candidate, anchors))
+            incumbent = self._published.scores(active_version, anchors) or {}
+            return [AnchorScores(name, _of(group, scores), _of(group, incumbent)) for name, group in groups.items()]
+
+        incumbent = self._published.scores(active_version, recent) or {}
+        look = self.num_looks[active_version]
+        report = decide(_of(recent, scores), incumbent, anchor_scores, self._settings, look=look)
+        self.last_gate = report
+        self.simulated_al = report.incumbent_al
+        self.decisions["accepted" if report.accepted else "rejected"] += 1
+        return report, scores
 
     def _publish(
         self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int

@@ -127,7 +127,8 @@ def newest_unseen(replay: Replay, num_tokens: int, *, since_s: float) -> list[Ca
     unseen: Iterable[CapturedRequest] = chain(
         replay.held_out, (request for request in replay.recent if request.captured_at_s > since_s)
     )
-    found, total = [], 0
+    found: list[CapturedRequest] = []
+    total = 0
     for request in sorted(unseen, key=lambda one: one.captured_at_s, reverse=True):
         if found and total + request.num_tokens > num_tokens:
             break

@@ -52,7 +52,7 @@ def running(config, connect_engine):
     thread = threading.Thread(target=run, args=(session, stopping))
     thread.start()
     engine = connect_engine(session.receiver.endpoint)
-    for n in range(24):
+    for n in range(48):
         engine.serve(f"r{n}", first=n, prompt=3 + n % 5, total=24)
     yield session
     stopping.set()

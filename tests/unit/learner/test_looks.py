@@ -53,24 +53,22 @@ def test_a_gate_that_rarely_looks_spends_no_more_than_it_has():
     assert level_of_look(1, GateSettings(every_s=1e6)) <= 0.05
 
 
-@pytest.mark.parametrize(("skew", "most"), [(False, 0.10), (True, 0.20)], ids=["symmetric", "few lose much"])
-def test_candidates_that_are_not_better_stay_unpublished_over_an_hour_of_looks(skew, most):
-    """One incumbent in twenty may lose its place for nothing; looks at 5 % each cost 19 in 20 theirs.
-
-    Where a few requests lose much and the rest gain a little, Student's t lets three times as many pass: so few requests
-    seldom show the rare loss.
-    """
-    num_false = sum(first_success(seed, skew=skew) is not None for seed in range(100))
-    assert num_false / 100 < most
+@pytest.mark.parametrize(
+    ("spread", "skew"), [(0.15, False), (0.15, True), (0.3, False)], ids=["usual", "few lose much", "wild"]
+)
+def test_candidates_that_are_not_better_stay_unpublished_over_an_hour_of_looks(spread, skew):
+    """One incumbent in twenty may lose its place for nothing; looks at 5 % each cost 19 in 20 theirs."""
+    num_false = sum(first_success(seed, spread=spread, skew=skew) is not None for seed in range(80))
+    assert num_false / 80 < 0.10
 
 
 def test_a_gain_that_is_there_from_the_start_is_seen_after_few_looks():
     looks = [first_success(seed, gain=0.1) or 999 for seed in range(40)]
-    assert np.median(looks) <= 20
-    assert np.quantile(looks, 0.9) <= 60
+    assert np.median(looks) <= 35
+    assert np.quantile(looks, 0.9) <= 80
 
 
 def test_a_gain_after_a_long_standstill_is_seen_as_well():
     looks = [(first_success(seed, gain=0.1, since=100, num_looks=180) or 999) - 100 for seed in range(40)]
-    assert np.median(looks) <= 6
-    assert np.quantile(looks, 0.9) <= 30
+    assert np.median(looks) <= 12
+    assert np.quantile(looks, 0.9) <= 45
