@@ -136,15 +136,19 @@ class GateSettings(Config):
     min_holdout_requests: int = Field(4, ge=2)
     """Requests a judgement needs: held-out ones for a candidate, and anchors for the veto of their domain."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
-    """One-sided level at which the bootstrap must exclude 'no gain'."""
+    """One less the chance that, of all looks at one incumbent within an hour, any takes a draft for better that is not. It is
+    also one less the chance that one look vetoes for a domain that does not lose."""
     min_gain: float = Field(0.02, ge=0.0)
     """Simulated AL a candidate must add."""
     max_anchor_drop: float = Field(0.05, ge=0.0)
-    """Simulated AL that no domain may lose."""
+    """Simulated AL that no domain may lose. Domains of too few anchors are judged together."""
     max_requests: int = Field(32, ge=2)
     """Newest held-out requests that are scored."""
     max_anchors_per_domain: int = Field(8, ge=1)
     """Anchor requests of each domain that are scored."""
+    shift_tokens: int = Field(2000, ge=1)
+    """Completion tokens of the newest requests on which drafts that served before are compared with the active one. Few: a
+    shift of traffic is noticed once it fills them; many: small differences are seen."""
     num_resamples: int = Field(2000, ge=100)
     """Of the bootstrap."""
 
@@ -160,7 +164,7 @@ class LearnerSettings(Config):
     """Niceness of the process: engines go first."""
     checkpoint_every_s: float = Field(30.0, gt=0.0)
     keep_versions: int = Field(8, ge=2)
-    """Newest drafts that stay on disk; the active one, its parent and the floor stay besides."""
+    """Newest drafts that stay on disk; the active one, its parent, the floor and the warm ones (`learner/warm.py`) stay besides."""
     replay: ReplaySettings = ReplaySettings()
     train: TrainSettings = TrainSettings()
     gate: GateSettings = GateSettings()

@@ -9,6 +9,7 @@ export class Past {
     this.samples = [];
     this.gates = [];
     this.swaps = [];
+    this.calibration = { pairs: [] };
     this.nowS = 0;
   }
 
@@ -31,6 +32,7 @@ export class Past {
     while (this.samples.length && this.samples[0].at_s < oldest) this.samples.shift();
     this.gates = view.gates;
     this.swaps = view.swaps;
+    this.calibration = view.calibration;
     this.nowS = view.now_s;
     return true;
   }

@@ -15,6 +15,7 @@ from sample_messages import learner_report
 from server.history import MAX_GATES, MAX_SAMPLES, GateDecision, History, HistoryView, Sample
 from server.latency import LONGEST_S, SHORTEST_S, Latencies
 from server.recorder import MAX_SLICES, Recorder
+from wire.control import CalibrationView
 
 ROUTE = 'route="/v1/completions"'
 GAPS = """\
@@ -191,7 +192,7 @@ def test_swaps_and_their_reasons_are_part_of_the_past(tmp_path: Path) -> None:
 
 
 def test_the_past_is_bounded() -> None:
-    history = History(deque())
+    history = History(deque(), CalibrationView)
     for number in range(1, MAX_SAMPLES + 100):
         assert history.next_number == number
         history.add(_sample(number))
