@@ -218,8 +218,9 @@ def run_sweep(course: Course, out: Path | None) -> None:
             print(f"{setting.name:<20} diverged: {error}")
     first, *others = finished or [""]
     for name in others:
-        gain = paired_gain(finished[name], finished[first], confidence=_CONFIDENCE, num_resamples=_NUM_RESAMPLES)
-        print(f"{name} over {first} at the end: {gain.mean:+.3f} AL ({gain.low:+.3f} to {gain.high:+.3f})")
+        gain = paired_gain(finished[name], finished[first], num_resamples=_NUM_RESAMPLES)
+        low, high = gain.low(1 - _CONFIDENCE), gain.high(1 - _CONFIDENCE)
+        print(f"{name} over {first} at the end: {gain.mean:+.3f} AL ({low:+.3f} to {high:+.3f})")
 
 
 def _tell(point: Point, out: Path | None) -> None:
