@@ -152,7 +152,7 @@ async def scene(tmp_path: Path, spec: CaptureSpec, target_dir: Path, **replay: A
         settings = {
             "nice": 0,
             "replay": {"holdout_share": 0.3, "max_passes": 20} | replay,
-            "train": {"muon_rate": 0.05, "bfloat16": False, "batch_tokens": 60},
+            "train": {"muon_rate": 0.05, "bfloat16": False, "batch_tokens": 60, "average_decay": 0.9},
             "gate": {"every_s": GATE_EVERY_S, "num_resamples": 200},
         }
         config = LearnerConfig.build(
@@ -192,10 +192,10 @@ def test_answers_to_a_file_become_a_better_draft_that_is_active_and_the_floor(
     async def scenario() -> None:
         async with scene(tmp_path, spec, target_dir) as system:
             record = Record(tmp_path / "state" / "pretrain", read(traffic))
-            course = Course(record, 3000, SETTINGS)
+            course = Course(record, 6000, SETTINGS)
             reports = await system.learn(system.sender(record), course)
             assert course.reason, "this language is soon learned, so a plateau may end it before the budget does"
-            assert course.num_spent >= PLATEAU_SHARE * 3000
+            assert course.num_spent >= PLATEAU_SHARE * 6000
             assert sorted(system.asked()) == sorted(prompt.messages[-1]["content"] for prompt in read(traffic))
             assert "0 prompts left" in reports[-1][0]
             assert reports[-1][1] == course.share

@@ -232,8 +232,9 @@ def test_an_optional_process_that_fails_does_not_stop_the_start(harness: Harness
 
 def test_a_failed_start_quotes_the_log_and_gives_a_hint(harness: Harness, tmp_path: Path) -> None:
     code = "import sys; print('OSError: [Errno 98] Address already in use', file=sys.stderr); sys.exit(1)"
+    never = Readiness(kind="http", url="http://127.0.0.1:9/health", deadline_s=DEADLINE_S)
     with pytest.raises(LaunchError) as caught:
-        harness.supervisor(spec(tmp_path, code)).start()
+        harness.supervisor(spec(tmp_path, code, readiness=never)).start()
     message = str(caught.value)
     assert "a ended with exit code 1" in message
     assert "| OSError: [Errno 98] Address already in use" in message
