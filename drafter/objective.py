@@ -34,11 +34,15 @@ def objective(
     embedding_VD: Tensor,
     weights_KA: Tensor,
     dtype: torch.dtype = torch.float32,
+    total_weight: Tensor | None = None,
 ) -> Objective:
-    """Objective of a batch whose teacher rows are concatenated in the batch's row order; weights_KA from `drafter.credit`."""
+    """Objective of a batch whose teacher rows are concatenated in the batch's row order; weights_KA from `drafter.credit`.
+
+    total_weight: sum of the weights of the whole batch, where this is a share of it; the shares' losses then add up.
+    """
     depth = weights_KA.shape[0]
     outputs = core.unroll(batch, embedding_VD, depth, dtype)
-    total = torch.zeros(())
+    total = torch.zeros((), device=weights_KA.device)
     agreement = []
     for step, output_AD in enumerate(outputs):
         rows_A = batch.target_rows(step)
@@ -47,4 +51,5 @@ def objective(
         total = total + head_sum - (teacher.entropy_T[rows_A] * weight_A).sum()
         valid_A = batch.valid_KA[step]
         agreement.append(((best_A == teacher.best_T[rows_A]) & valid_A).sum() / valid_A.sum().clamp(min=1))
-    return Objective(total / weights_KA.sum().clamp(min=1e-6), torch.stack(agreement).detach())
+    weight = weights_KA.sum() if total_weight is None else total_weight
+    return Objective(total / weight.clamp(min=1e-6), torch.stack(agreement).detach())

@@ -39,7 +39,7 @@ def teach(hidden_TD: Tensor, head: Head, *, hard_weight: float = 0.0, temperatur
     """
     expected, entropies, best = [], [], []
     for chunk_CD in hidden_TD.split(_CHUNK_ROWS):
-        logits_CU = functional.linear(chunk_CD.to(head.target_UD.dtype), head.target_UD).float() / temperature
+        logits_CU = functional.linear(chunk_CD.to(head.target_UD), head.target_UD).float() / temperature
         log_p_CU = logits_CU.log_softmax(-1)
         p_CU = log_p_CU.exp()
         top_C = p_CU.argmax(-1)

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter.batch import RequestRows, anchor_rows, pack
+from drafter.batch import Batch, NoAnchor, RequestRows, anchor_rows, pack
 from drafter.credit import CreditWeights, batch_credit
 from drafter.draft import DTYPES, Draft
 from drafter.head import Head
 from drafter.model import DraftCore
-from drafter.objective import objective
+from drafter.objective import Objective, objective
 from drafter.target import TargetParts
 from drafter.teacher import TeacherRows
 from learner.config import TrainSettings
 from learner.optimiser import DraftOptimiser
+from learner.ranks import OneRank
 from learner.request import CapturedRequest
 from learner.teaching import TeacherCache
 
@@ -31,7 +32,7 @@ _LOSS_MEMORY = 0.95
 _STEPS_BEFORE_JUDGING = 20
 
 
-class Diverged(Exception):
+class Diverged(ArithmeticError):
     """Loss or gradient is not finite, or the loss exploded; the core was not changed by this step."""
 
 
@@ -45,17 +46,19 @@ class StepResult:
 
 
 class Trainer:
-    """Trains `draft`'s core in place, in float32; matrix products are in `dtype`."""
+    """Trains `draft`'s core in place, in float32; matrix products are in `dtype`. With several `ranks` it is one of equals."""
 
-    def __init__(self, draft: Draft, target: TargetParts, settings: TrainSettings) -> None:
-        self.core = draft.core
+    def __init__(self, draft: Draft, target: TargetParts, settings: TrainSettings, ranks: OneRank | None = None) -> None:
+        self._ranks = ranks or OneRank()
+        self.core = draft.core.to(self._ranks.device)
+        self._ranks.shard(self.core)
         self.settings = settings
         self.dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
         self.num_steps = 0
         self.num_tokens_seen = 0
         self.mean_loss: float | None = None
         self._target = target
-        self._embedding_VD = target.embedding_VD.to(self.dtype)
+        self._embedding_VD = target.embedding_VD.to(self._ranks.device, self.dtype)
         self._teachers = TeacherCache(hard_weight=settings.hard_weight, temperature=settings.target_temperature)
         self._credit = CreditWeights(
             accepted=settings.accepted_credit,
@@ -70,9 +73,10 @@ class Trainer:
             adamw_rate=settings.adamw_rate,
             momentum=settings.momentum,
             clip_norm=settings.clip_norm,
+            ranks=self._ranks,
         )
         self._average = _copy(self.core.state_dict())
-        self.set_head(draft.head)
+        self._train_against(draft.head)
 
     @property
     def head(self) -> Head:
@@ -81,50 +85,64 @@ class Trainer:
 
     def set_head(self, head: Head) -> None:
         """Train against another vocabulary from now on; the core is the same."""
-        self._head = head
-        self._training_head = head.to(self.dtype)
+        self._train_against(head)
 
     def step(self, requests: Sequence[CapturedRequest], rate_share: float = 1.0) -> StepResult:
         """Learn from a batch with this share of the rates; raises Diverged, and NoAnchor where there is nothing to learn."""
         usable = [request for request in requests if _has_anchor(request.rows)]
-        batch = pack([request.rows for request in usable], self.settings.unroll, self.settings.max_context_rows)
-        teacher = self._teach(usable, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
-        weights_KA = batch_credit(batch, [request.outcomes for request in usable], self.settings.unroll, self._credit)
+        if not usable:
+            raise NoAnchor("no request of the batch has an anchor")
+        loss, agreement = self.learn(usable, rate_share)
+        num_tokens = sum(request.num_tokens for request in usable)
+        self.num_tokens_seen += num_tokens
+        return StepResult(loss, agreement, num_tokens)
+
+    def learn(self, requests: Sequence[CapturedRequest], rate_share: float, weight: float = 1.0) -> tuple[float, list[float]]:
+        """One step on this rank's share of a batch: (loss, agreement by depth) of the whole batch. All have an anchor.
+
+        `weight` multiplies the share's, 0 for a rank that only computes along. Raises Diverged on every rank or on none.
+        """
+        ranks = self._ranks
         self.optimiser.zero_grad()
-        result = objective(self.core, batch, teacher, self._training_head, self._embedding_VD, weights_KA, self.dtype)
-        loss = float(result.loss.detach())
-        self._check_loss(loss)
+        batch, teacher, weights_KA = ranks.attempt(lambda: self._prepare(requests, weight))
+        total_weight = ranks.total(weights_KA.sum())
+        result = ranks.attempt(
+            lambda: objective(
+                self.core, batch, teacher, self._training_head, self._embedding_VD, weights_KA, self.dtype, total_weight
+            )
+        )
+        loss, agreement = self._summed(result, batch.valid_KA * weight)
+        ranks.attempt(lambda: self._check_loss(loss))
         result.loss.backward()
         norm = self.optimiser.clip()
         if not math.isfinite(norm):
             raise Diverged(f"gradient norm is {norm}")
         self.optimiser.step(rate_share)
         self._follow()
-        num_tokens = sum(request.num_tokens for request in usable)
         self.num_steps += 1
-        self.num_tokens_seen += num_tokens
         self.mean_loss = loss if self.mean_loss is None else _LOSS_MEMORY * self.mean_loss + (1 - _LOSS_MEMORY) * loss
-        return StepResult(loss, result.agreement_K.tolist(), num_tokens)
+        return loss, agreement
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop what was cached for requests that are remembered no longer."""
         self._teachers.forget(keys)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of weights and optimiser state, for a checkpoint."""
-        state = {f"core.{name}": value for name, value in self.core.state_dict().items()}
-        state |= {f"average.{name}": value for name, value in self._average.items()}
+        """Copies of weights and optimiser state, for a checkpoint; whole, however many ranks there are."""
+        state = {f"core.{name}": self._ranks.whole(value) for name, value in self.core.state_dict().items()}
+        state |= {f"average.{name}": self._ranks.whole(value) for name, value in self._average.items()}
         state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
         return _copy(state)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over a state made by `tensors`; raises KeyError, RuntimeError or ValueError where it does not fit."""
-        self.core.load_state_dict(_below("core.", tensors))
+        weights = self.core.state_dict()
+        self.core.load_state_dict({n: self._ranks.part(v, weights[n]) for n, v in _below("core.", tensors).items()})
         average = _below("average.", tensors)
         for name, value in self._average.items():
             if average[name].shape != value.shape:
                 raise ValueError(f"average {name} has shape {tuple(average[name].shape)}, needed {tuple(value.shape)}")
-        self._average = {name: average[name].to(value.dtype, copy=True) for name, value in self._average.items()}
+        self._average = {n: self._ranks.part(average[n].to(v.dtype, copy=True), v) for n, v in self._average.items()}
         self.optimiser.load(_below("optimiser.", tensors))
         self.mean_loss = None
 
@@ -132,15 +150,19 @@ class Trainer:
         """The average of the latest weights, in the precision it would be served with."""
         core = DraftCore(self.core.geometry)
         served = DTYPES[self.core.geometry.dtype]
-        core.load_state_dict({name: value.to(served).float() for name, value in self._average.items()})
+        core.load_state_dict({name: self._ranks.whole(value).to(served).float() for name, value in self._average.items()})
         return Draft(core, self._head)
+
+    def _train_against(self, head: Head) -> None:
+        self._head = head
+        self._training_head = head.to(self.dtype, self._ranks.device)
 
     @torch.no_grad()
     def _follow(self) -> None:
         """Move the average towards the weights; early on it forgets faster than later, when it spans 1 / (1 - decay) steps."""
         decay = min(self.settings.average_decay, self.optimiser.num_steps / (self.optimiser.num_steps + 9))
         for name, value in self.core.state_dict().items():
-            self._average[name].lerp_(value, 1 - decay)
+            self._ranks.local(self._average[name]).lerp_(self._ranks.local(value), 1 - decay)
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -150,6 +172,21 @@ class Trainer:
         limit = exploding_loss(self.mean_loss, self.settings.exploding_factor, self._head.weight_UD.shape[0])
         if loss > limit:
             raise Diverged(f"loss {loss:.2f} is more than {limit:.2f}; its mean is {self.mean_loss:.2f}")
+
+    def _prepare(self, requests: Sequence[CapturedRequest], weight: float) -> tuple[Batch, TeacherRows, Tensor]:
+        """(batch, teacher rows, weights [K, A]) where the products are computed."""
+        device = self._ranks.device
+        batch = pack([request.rows for request in requests], self.settings.unroll, self.settings.max_context_rows)
+        teacher = self._teach(requests, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
+        weights_KA = batch_credit(batch, [request.outcomes for request in requests], self.settings.unroll, self._credit)
+        return batch.to(device), teacher, weights_KA.to(device) * weight
+
+    def _summed(self, result: Objective, counted_KA: Tensor) -> tuple[float, list[float]]:
+        """(loss, agreement by depth) over all ranks."""
+        counts_K = counted_KA.sum(1).float()
+        summed = self._ranks.total(torch.cat([result.loss.detach().view(1), result.agreement_K * counts_K, counts_K]))
+        hits_K, counts_K = summed[1:].chunk(2)
+        return float(summed[0]), (hits_K / counts_K.clamp(min=1)).tolist()
 
     def _teach(self, requests: Sequence[CapturedRequest], num_rows: Sequence[int]) -> TeacherRows:
         rows = [self._teachers.rows(request, self._training_head) for request in requests]
