@@ -213,6 +213,7 @@ class _Planner:
                 "OMP_NUM_THREADS": threads,
                 "MKL_NUM_THREADS": threads,
                 "TOKENIZERS_PARALLELISM": "false",
+                "GLOO_SOCKET_IFNAME": "lo",  # its processes, where there are several, talk to nobody outside
             },
             cores=self._shares.learner,
             is_bound=True,

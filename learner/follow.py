@@ -12,6 +12,7 @@ from learner.config import TrainSettings
 from learner.orders import Gather, GatherAverage, Learn, Load, Order, OrderChannel, Start, Stop, UseHead
 from learner.sharded import ShardedRanks
 from learner.trainer import Trainer
+
 log = logging.getLogger(__name__)
 
 

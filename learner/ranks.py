@@ -45,6 +45,8 @@ class OneRank:
         """Do it on every rank, or raise on every rank: where one fails the others must not wait for it in the next sum."""
         return work()
 
-    def map_wholes(self, function: Callable[[Tensor], Tensor], parts: Iterable[Tensor], like: Sequence[Tensor]) -> Iterable[Tensor]:
+    def map_wholes(
+        self, function: Callable[[Tensor], Tensor], parts: Iterable[Tensor], like: Sequence[Tensor]
+    ) -> Iterable[Tensor]:
         """This rank's parts of `function` of whole matrices, given its parts of them; `like` are the parameters they belong to."""
         return map(function, parts)

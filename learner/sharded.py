@@ -77,7 +77,9 @@ class ShardedRanks(OneRank):
             self._core.reset_iter_state()  # a forward without its backward leaves the parameters gathered
         raise error or RuntimeError("another process could not compute its share of the batch")
 
-    def map_wholes(self, function: Callable[[Tensor], Tensor], parts: Iterable[Tensor], like: Sequence[Tensor]) -> Iterable[Tensor]:
+    def map_wholes(
+        self, function: Callable[[Tensor], Tensor], parts: Iterable[Tensor], like: Sequence[Tensor]
+    ) -> Iterable[Tensor]:
         shapes = [tensor.shape for tensor in like]
         owned = _owned(shapes, self.size)
         mine = owned[self.rank]
@@ -89,7 +91,9 @@ class ShardedRanks(OneRank):
         results = [function(torch.cat(pieces)) for pieces in zip(*arrived, strict=True)]
         replies = [[whole_RC[r.start : r.stop] for r, whole_RC in zip(ranges, results, strict=True)] for ranges in rows]
         returned = self._exchange(replies, [[local[index].shape for index in indices] for indices in owned])
-        by_index = {i: part for indices, pieces in zip(owned, returned, strict=True) for i, part in zip(indices, pieces, strict=True)}
+        by_index = {
+            i: part for indices, pieces in zip(owned, returned, strict=True) for i, part in zip(indices, pieces, strict=True)
+        }
         return [by_index[index] for index in range(len(local))]
 
     def _exchange(self, outgoing: list[list[Tensor]], incoming: list[list[torch.Size]]) -> list[list[Tensor]]:

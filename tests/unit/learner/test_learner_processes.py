@@ -61,7 +61,7 @@ def start(config, tmp_path):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command = [sys.executable, *launcher, "-m", "learner.main", str(path)]
         with (tmp_path / "learner.log").open("ab") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
             started.append(psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path))
         return started[-1]
 

@@ -27,7 +27,8 @@ from learner.trainer import Diverged, Trainer
 from wire.store import DraftStore
 
 Found = dict[str, Tensor]
-SETTINGS = TrainSettings(bfloat16=False, muon_rate=0.05, average_decay=0.5, clip_norm=0.5, exploding_factor=1e9)
+SETTINGS = TrainSettings(bfloat16=False, muon_rate=0.05, average_decay=0.5, clip_norm=7.0, exploding_factor=1e9)
+"""The gradient norm lies on both sides of the clip, so that a gradient of another scale trains otherwise."""
 
 
 def other_head(target: TargetParts) -> Head:
@@ -57,6 +58,7 @@ def train(trainer: Trainer, target: TargetParts, state: dict[str, Tensor], reque
         found[spoil.__name__] = torch.tensor(float(_fails(trainer, [*requests, spoil(requests[1])])))
     after = trainer.tensors()
     found["moved_by_failures"] = torch.tensor(max(float((after[name] - before[name]).abs().max()) for name in before))
+    trainer.load(state)  # back to the last good state, as a learner goes then
     trainer.optimiser.rate_scale = 0.5
     step(requests)
     trainer.set_head(other_head(target))
