@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner.newton_schulz import orthogonalise
 from learner.ranks import OneRank
-
-_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic, those of Jordan et al."""
-_SCHULZ_STEPS = 3
 
 
 class DraftOptimiser:
@@ -102,29 +99,6 @@ class DraftOptimiser:
         if not 0 < rate_scale <= 1 or num_steps < 0:
             raise ValueError(f"a rate scale of {rate_scale} after {num_steps} steps is impossible")
         self.rate_scale, self.num_steps = rate_scale, num_steps
-
-
-def orthogonalise(matrix: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly (most singular values in about 0.6..1.2): a quintic Newton-Schulz iteration.
-
-    The start is scaled by the root of the Gram matrix's Frobenius norm, a bound on the largest singular value several times
-    tighter than the matrix's own: three steps then do the work of five. In bfloat16, which the iteration tolerates and
-    which is twice as fast; the result is float32.
-    """
-    a, b, c = _SCHULZ
-    x = matrix.bfloat16()
-    is_tall = x.shape[0] > x.shape[1]
-    if is_tall:
-        x = x.T.contiguous()
-    x = x / (x.float().norm() + 1e-20)
-    gram = x @ x.T
-    bound = gram.float().norm().sqrt() + 1e-20
-    x, gram = x / bound, gram / bound.square()
-    for step in range(_SCHULZ_STEPS):
-        if step > 0:
-            gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if is_tall else x).float()
 
 
 def _fitting(tensors: dict[str, Tensor], name: str, shape: torch.Size) -> Tensor:
