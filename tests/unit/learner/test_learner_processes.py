@@ -59,7 +59,7 @@ def start(config, tmp_path):
         path = tmp_path / "learner.json"
         path.write_text(config(2).model_dump_json())
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [sys.executable, *launcher, "-m", "learner.main", str(path)]
+        command = [sys.executable, *launcher, "-m", "launch.cli", "learn", "--resolved", str(path)]
         with (tmp_path / "learner.log").open("ab") as log:
             environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
             started.append(psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path))
@@ -73,7 +73,7 @@ def start(config, tmp_path):
 
 def ranks_of(process: psutil.Popen) -> list[psutil.Process]:
     """Leader first."""
-    children = [child for child in process.children() if "learner.main" in child.cmdline()]
+    children = [child for child in process.children() if "learn" in child.cmdline()]
     return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 
