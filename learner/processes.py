@@ -37,9 +37,14 @@ def run_rank(config: LearnerConfig, lead: Callable[[LearnerConfig, MakeTrainer],
             f"learner.num_processes is {config.learner.num_processes} and {num_started} were started; start the learner with "
             "`paceline up`, or with torchrun --nproc-per-node"
         )
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus < num_started:
+        raise ConfigError(
+            f"learner.num_processes is {num_started} and there are {num_gpus} GPUs; each process needs one of its own"
+        )
     # torchrun gives each of its processes a session of its own: nobody else would end them if it was killed.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if num_gpus else "gloo")
     ranks, channel = ShardedRanks(), OrderChannel()
     status = 0
     if ranks.rank > 0:
