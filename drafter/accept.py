@@ -59,7 +59,6 @@ def simulate(
         return None
     with torch.no_grad():
         outputs = core.unroll(batch, embedding_VD, depth, dtype)
-    hidden_TD = request.hidden_TD[-batch.positions_T.numel() :]
     if request.temperature > 0:
         known_T = log_totals(request.hidden_TD, target_head_VD, request.temperature) if log_total_T is None else log_total_T
         log_total_T = known_T[-batch.positions_T.numel() :]
@@ -70,7 +69,7 @@ def simulate(
         rows_A = batch.target_rows(step)
         if log_total_T is not None and request.temperature > 0:
             totals_A = log_total_T[rows_A]
-            accepted_A = target_probability(hidden_TD[rows_A], proposed_A, totals_A, target_head_VD, request.temperature)
+            accepted_A = target_probability(batch.hidden_TD[rows_A], proposed_A, totals_A, target_head_VD, request.temperature)
         else:
             accepted_A = (proposed_A == batch.next_tokens_T[rows_A]).float()
         rows.append(accepted_A * batch.valid_KA[step])

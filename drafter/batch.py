@@ -60,6 +60,7 @@ class Batch:
     positions_T: Tensor
     next_tokens_T: Tensor
     aux_TX: Tensor
+    hidden_TD: Tensor
     anchors_A: Tensor
     valid_KA: Tensor
     bounds: tuple[RequestBounds, ...]
@@ -70,6 +71,7 @@ class Batch:
             positions_T=self.positions_T.to(device),
             next_tokens_T=self.next_tokens_T.to(device),
             aux_TX=self.aux_TX.to(device),
+            hidden_TD=self.hidden_TD.to(device),
             anchors_A=self.anchors_A.to(device),
             valid_KA=self.valid_KA.to(device),
             bounds=tuple(replace(bounds, bias_MN=bounds.bias_MN.to(device)) for bounds in self.bounds),
@@ -134,6 +136,7 @@ def pack(requests: Sequence[RequestRows], depth: int, max_context_rows: int | No
         positions_T=torch.cat([piece[0].positions_T for piece in pieces]),
         next_tokens_T=torch.cat([piece[0].next_tokens_T for piece in pieces]),
         aux_TX=torch.cat([piece[0].aux_TX for piece in pieces]),
+        hidden_TD=torch.cat([piece[0].hidden_TD for piece in pieces]),
         anchors_A=torch.cat(anchors),
         valid_KA=torch.cat(valid, dim=1),
         bounds=tuple(bounds),

@@ -49,13 +49,18 @@ def import_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, checkpo
 
     Its own lm_head and vocabulary map are kept. Both layouts of `drafter/published.py` are read.
     """
+    draft, layout = checkpoint_draft(spec, target_dir, load_target_parts(target_dir), checkpoint)
+    source = DraftSource(format=layout, path=str(checkpoint.absolute()), weights_revision=weights_revision(checkpoint))
+    return publish_draft(store, draft, spec, origin="imported", source=source)
+
+
+def checkpoint_draft(spec: CaptureSpec, target_dir: Path, target: TargetParts, checkpoint: Path) -> tuple[Draft, str]:
+    """A checkpoint directory's draft in memory, and the name of its layout; raises ArtifactError where it does not fit."""
     who = f"checkpoint {checkpoint.name}"
     _require_safetensors(checkpoint)
     found = read_published_config(checkpoint, read_model_config(target_dir), who=who)
     geometry = geometry_of_draft(found.config, spec, who=who)
-    draft = draft_from_tensors(read_tensors(checkpoint, who=who), geometry, load_target_parts(target_dir), who=who)
-    source = DraftSource(format=found.layout, path=str(checkpoint.absolute()), weights_revision=weights_revision(checkpoint))
-    return publish_draft(store, draft, spec, origin="imported", source=source)
+    return draft_from_tensors(read_tensors(checkpoint, who=who), geometry, target, who=who), found.layout
 
 
 def _require_safetensors(checkpoint: Path) -> None:

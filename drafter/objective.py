@@ -1,55 +1,55 @@
-"""The training objective of one batch: unroll, head, loss, credit. One place joins the parts.
+"""The loss of one batch: unroll, head, objective. One place joins the parts.
 
-Shape letters: A anchors, T rows, K depths, D hidden, U draft vocabulary, V target vocabulary.
+Shape letters: A anchors, T rows, K depths, D hidden, V target vocabulary, S sums of an objective.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from drafter.batch import Batch
-from drafter.head import Head
-from drafter.losses import soft_cross_entropy
+from drafter.losses import frozen_head_loss
 from drafter.model import DraftCore
-from drafter.teacher import TeacherRows
+from drafter.objectives.base import SMALLEST_TOTAL, Lesson, Objective
 
 
 @dataclass(frozen=True)
-class Objective:
-    """loss: weighted mean KL to the target, nats, with a gradient; agreement_K: share of valid anchors whose best token
-    is the target's, each depth on its own."""
+class BatchLoss:
+    """loss: the objective's, with a gradient; kl: weighted mean KL to the target, nats, whatever the objective is; agreement_K:
+    share of valid anchors whose best token is the target's, each depth on its own; totals_S: what both were divided by."""
 
     loss: Tensor
+    kl: Tensor
     agreement_K: Tensor
+    totals_S: Tensor
 
 
-def objective(
+def batch_loss(
     core: DraftCore,
-    batch: Batch,
-    teacher: TeacherRows,
-    head: Head,
+    lesson: Lesson,
+    objective: Objective,
     embedding_VD: Tensor,
-    weights_KA: Tensor,
     dtype: torch.dtype = torch.float32,
-    total_weight: Tensor | None = None,
-) -> Objective:
-    """Objective of a batch whose teacher rows are concatenated in the batch's row order; weights_KA from `drafter.credit`.
+    totals_S: Tensor | None = None,
+) -> BatchLoss:
+    """Loss of a batch, unrolled as deep as its credit goes. totals_S: `Objective.totals` of the whole, where this is a share."""
+    outputs = core.unroll(lesson.batch, embedding_VD, lesson.credit_KA.shape[0], dtype)
+    return loss_of_outputs(outputs, lesson, objective, objective.totals(lesson) if totals_S is None else totals_S)
 
-    total_weight: sum of the weights of the whole batch, where this is a share of it; the shares' losses then add up.
-    """
-    depth = weights_KA.shape[0]
-    outputs = core.unroll(batch, embedding_VD, depth, dtype)
-    total = torch.zeros((), device=weights_KA.device)
-    agreement = []
-    for step, output_AD in enumerate(outputs):
-        rows_A = batch.target_rows(step)
-        weight_A = weights_KA[step]
-        head_sum, _, best_A = soft_cross_entropy(output_AD, head.weight_UD, teacher.expected_TD[rows_A], weight_A)
-        total = total + head_sum - (teacher.entropy_T[rows_A] * weight_A).sum()
-        valid_A = batch.valid_KA[step]
+
+def loss_of_outputs(outputs: Sequence[Tensor], lesson: Lesson, objective: Objective, totals_S: Tensor) -> BatchLoss:
+    """Loss of the unroll's outputs [A, D], one for each depth."""
+    batch, teacher = lesson.batch, lesson.teacher
+    parts, divergences, agreement = [], [], []
+    for depth, output_AD in enumerate(outputs):
+        part, log_total_A, best_A = frozen_head_loss(output_AD, lesson.head.weight_UD, objective.term(depth, lesson, totals_S))
+        parts.append(part)
+        rows_A, valid_A = batch.target_rows(depth), batch.valid_KA[depth]
+        kl_A = log_total_A - (output_AD.detach() * teacher.expected_TD[rows_A]).sum(-1) - teacher.entropy_T[rows_A]
+        divergences.append((kl_A * lesson.credit_KA[depth]).sum())
         agreement.append(((best_A == teacher.best_T[rows_A]) & valid_A).sum() / valid_A.sum().clamp(min=1))
-    weight = weights_KA.sum() if total_weight is None else total_weight
-    return Objective(total / weight.clamp(min=1e-6), torch.stack(agreement).detach())
+    kl = torch.stack(divergences).sum() / totals_S[0].clamp(min=SMALLEST_TOTAL)
+    return BatchLoss(torch.stack(parts).sum(), kl, torch.stack(agreement), totals_S)

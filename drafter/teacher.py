@@ -23,28 +23,33 @@ _CHUNK_ROWS = 256
 @dataclass(frozen=True)
 class TeacherRows:
     """expected_TD: expected head row under the target renormalised on the draft vocabulary, float32; entropy_T of that
-    distribution, nats; best_T: draft id of its most likely token; vocabulary_sha256: of the one they were made for."""
+    distribution, nats; best_T: draft id of its most likely token; vocabulary_sha256: of the one they were made for;
+    temperature: by which the target's logits were divided."""
 
     expected_TD: Tensor
     entropy_T: Tensor
     best_T: Tensor
     vocabulary_sha256: str
+    temperature: float
 
 
-def teach(hidden_TD: Tensor, head: Head, *, hard_weight: float = 0.0, temperature: float = 1.0) -> TeacherRows:
-    """TeacherRows of final hidden rows [T, D].
-
-    hard_weight mixes the target distribution with its own most likely token, which is what greedy drafting is paid for;
-    temperature sharpens (below 1) or flattens it.
-    """
+def teach(hidden_TD: Tensor, head: Head, *, temperature: float = 1.0) -> TeacherRows:
+    """TeacherRows of final hidden rows [T, D]; temperature sharpens (below 1) or flattens what the target predicts."""
     expected, entropies, best = [], [], []
     for chunk_CD in hidden_TD.split(_CHUNK_ROWS):
-        logits_CU = functional.linear(chunk_CD.to(head.target_UD), head.target_UD).float() / temperature
-        log_p_CU = logits_CU.log_softmax(-1)
+        log_p_CU = target_logits(chunk_CD, head, temperature).log_softmax(-1)
         p_CU = log_p_CU.exp()
-        top_C = p_CU.argmax(-1)
         entropies.append(-(p_CU * log_p_CU).sum(-1))
-        mean_CD = (p_CU.to(head.weight_UD.dtype) @ head.weight_UD).float()
-        expected.append((1 - hard_weight) * mean_CD + hard_weight * head.weight_UD[top_C].float())
-        best.append(top_C)
-    return TeacherRows(torch.cat(expected), torch.cat(entropies), torch.cat(best), head.vocabulary.sha256)
+        expected.append(wide(p_CU.to(head.weight_UD.dtype) @ head.weight_UD))
+        best.append(p_CU.argmax(-1))
+    return TeacherRows(torch.cat(expected), torch.cat(entropies), torch.cat(best), head.vocabulary.sha256, temperature)
+
+
+def target_logits(hidden_CD: Tensor, head: Head, temperature: float) -> Tensor:
+    """The target's logits on the draft vocabulary [C, U], over the temperature."""
+    return wide(functional.linear(hidden_CD.to(head.target_UD), head.target_UD)) / temperature
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In the precision of sums: float32, or float64 where the products are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

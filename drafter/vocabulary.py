@@ -82,6 +82,14 @@ def coverage(counts_V: Tensor, vocabulary: DraftVocabulary) -> float:
     return float(counts_V[vocabulary.ids_U].sum()) / total if total else 1.0
 
 
+def better_vocabulary(
+    counts_V: Tensor, control_ids: Sequence[int], present: DraftVocabulary, min_gain: float
+) -> DraftVocabulary | None:
+    """The vocabulary of the same size that the counts ask for; None where it would not add more than `min_gain` coverage."""
+    chosen = choose_vocabulary(counts_V, control_ids, present.ids_U.numel())
+    return chosen if coverage(counts_V, chosen) - coverage(counts_V, present) > min_gain else None
+
+
 def control_token_ids(target_dir: Path) -> list[int]:
     """Ids that end or structure a turn: eos, bos and pad, and the special tokens the chat template writes."""
     ids: set[int] = set()

@@ -89,6 +89,13 @@ class RequestArchive:
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
+    def read_only(self) -> Iterator[CapturedRequest]:
+        """Every usable request, oldest first; nothing on disk changes."""
+        for path in sorted(self._directory.glob("*.safetensors"), key=_modified_at_s):
+            request = self._read(path)
+            if request is not None:
+                yield request
+
     def read_all(self) -> Iterator[CapturedRequest]:
         """Every usable request, oldest first; others are removed."""
         if not self._directory.is_dir():

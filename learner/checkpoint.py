@@ -35,6 +35,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     num_gate_decisions: dict[str, int]
     visits: dict[str, int]
     """Passes over each remembered request, by key."""
+    num_looks: dict[int, int] = {}
+    """Of the gate, by the version that was active."""
+    champions: dict[str, int] = {}
+    """The best version by domain."""
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], progress: Progress) -> None:

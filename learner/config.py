@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from wire.config import Config
 
@@ -37,6 +38,17 @@ class ReplaySettings(Config):
     """Keep requests in the state directory too, so that a restarted learner remembers them."""
 
 
+OBJECTIVE_KNOBS = {
+    "hard_weight": "kl+ce",
+    "lambda_discard": "aurora",
+    "discard_top_k": "aurora",
+    "baseline_momentum": "reinforce",
+    "kl_weight": "reinforce",
+    "lk_decay": "lk",
+}
+"""The objective that owns each knob of `TrainSettings`."""
+
+
 class TrainSettings(Config):
     """`[learner.train]`: how the draft is trained."""
 
@@ -47,7 +59,7 @@ class TrainSettings(Config):
     batch_tokens: int = Field(100, ge=1)
     """Completion tokens a step, at least; whole requests are packed."""
     muon_rate: float = Field(0.08, ge=0.0)
-    """Learning rate of matrices, in spectral norm a step."""
+    """Learning rate of matrices, in spectral norm a step; 0 leaves them to AdamW like everything else."""
     adamw_rate: float = Field(5e-3, ge=0.0)
     """Learning rate of everything else."""
     settling_tokens: float = Field(200_000.0, gt=0.0)
@@ -70,18 +82,50 @@ class TrainSettings(Config):
     """Weight of depths after a rejection."""
     unverified_credit: float = Field(1.0, ge=0.0)
     """Weight of positions from which nothing was proposed."""
-    hard_weight: float = Field(0.0, ge=0.0, le=1.0)
-    """Share of the target's own best token in the distribution that is learned."""
+    objective: Literal["kl", "kl+ce", "aurora", "reinforce", "tv", "lk"] = "kl"
+    """What is learned (`drafter/objectives`): the target's distribution (`kl`), its best token besides (`kl+ce`), rejected proposals
+    as a term of their own (`aurora`), what verification said as a reward (`reinforce`); `tv` and `lk` are for drafts whose
+    proposals are sampled. A knob below that another objective owns must stay at its default."""
+    hard_weight: float = Field(0.2, gt=0.0, le=1.0)
+    """`kl+ce`: share of the target's own best token in what is learned."""
+    lambda_discard: float = Field(0.1, ge=0.0)
+    """`aurora`: weight of the rejected proposals' mean against that of all others."""
+    discard_top_k: int = Field(10, ge=0)
+    """`aurora`: the target's likeliest tokens that are learned where a proposal was rejected; 0: all."""
+    baseline_momentum: float = Field(0.95, ge=0.0, lt=1.0)
+    """`reinforce`: share of the past returns that a step leaves in the baseline."""
+    kl_weight: float = Field(1.0, ge=0.0)
+    """`reinforce`: weight of the KL to the target beside the policy gradient."""
+    lk_decay: float = Field(3.0, ge=0.0)
+    """`lk`: how soon total variation takes over from KL as target and draft overlap; 0 is KL alone."""
     target_temperature: float = Field(1.0, gt=0.0)
     """Sharpens (below 1) the target distribution that is learned."""
+    noise: float = Field(0.0, ge=0.0)
+    """Gaussian noise on the target's features in training, as a share of the root mean square of each row and layer."""
     max_context_rows: int = Field(1024, ge=1)
     """Prompt rows before the first completion row that the draft attends to in training."""
     bfloat16: bool = True
     """Matrix products in bfloat16; weights and sums stay in float32."""
     exploding_factor: float = Field(3.0, gt=1.0)
-    """A loss above so many times its running mean, and above that of a draft that knows nothing, counts as divergence."""
+    """A KL to the target above so many times its running mean, and above that of a draft that knows nothing, counts as divergence."""
     min_coverage_gain: float = Field(0.002, ge=0.0)
     """Coverage a newly chosen draft vocabulary must add before it replaces the present one."""
+
+    @property
+    def objective_knobs(self) -> dict[str, float]:
+        """The knobs of the chosen objective, by name."""
+        return {knob: getattr(self, knob) for knob, owner in OBJECTIVE_KNOBS.items() if owner == self.objective}
+
+    @model_validator(mode="after")
+    def _knobs_belong_to_the_objective(self) -> Self:
+        for knob, owner in OBJECTIVE_KNOBS.items():
+            default = type(self).model_fields[knob].default
+            if owner != self.objective and getattr(self, knob) != default:
+                raise ValueError(
+                    f'{knob} = {getattr(self, knob)} belongs to objective = "{owner}", and the objective is "{self.objective}"; '
+                    f"choose that objective or leave {knob} out"
+                )
+        return self
 
 
 class GateSettings(Config):
@@ -92,15 +136,19 @@ class GateSettings(Config):
     min_holdout_requests: int = Field(4, ge=2)
     """Requests a judgement needs: held-out ones for a candidate, and anchors for the veto of their domain."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
-    """One-sided level at which the bootstrap must exclude 'no gain'."""
+    """One less the chance that, of all looks at one incumbent within an hour, any takes a draft for better that is not. It is
+    also one less the chance that one look vetoes for a domain that does not lose."""
     min_gain: float = Field(0.02, ge=0.0)
     """Simulated AL a candidate must add."""
     max_anchor_drop: float = Field(0.05, ge=0.0)
-    """Simulated AL that no domain may lose."""
+    """Simulated AL that no domain may lose. Domains of too few anchors are judged together."""
     max_requests: int = Field(32, ge=2)
     """Newest held-out requests that are scored."""
     max_anchors_per_domain: int = Field(8, ge=1)
     """Anchor requests of each domain that are scored."""
+    shift_tokens: int = Field(2000, ge=1)
+    """Completion tokens of the newest requests on which drafts that served before are compared with the active one. Few: a
+    shift of traffic is noticed once it fills them; many: small differences are seen."""
     num_resamples: int = Field(2000, ge=100)
     """Of the bootstrap."""
 
@@ -119,7 +167,7 @@ class LearnerSettings(Config):
     """Niceness of the process: engines go first."""
     checkpoint_every_s: float = Field(30.0, gt=0.0)
     keep_versions: int = Field(8, ge=2)
-    """Newest drafts that stay on disk; the active one, its parent and the floor stay besides."""
+    """Newest drafts that stay on disk; the active one, its parent, the floor and the warm ones (`learner/warm.py`) stay besides."""
     replay: ReplaySettings = ReplaySettings()
     train: TrainSettings = TrainSettings()
     gate: GateSettings = GateSettings()

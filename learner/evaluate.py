@@ -6,7 +6,7 @@ Shape letters: A anchors, T rows, D hidden, U draft vocabulary, V target vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,8 @@ class Score:
     key: str
     total_length: float
     num_anchors: int
+    prompt_key: str
+    """Requests with the same prompt are one piece of evidence."""
 
 
 class Evaluator:
@@ -58,13 +60,26 @@ class Evaluator:
                 self._known[known] = found[request.key]
         return {key: score for key, score in found.items() if score is not None}
 
+    def remember(self, version: int, scores: Mapping[str, Score]) -> None:
+        """The draft these scores were made of is published under that number."""
+        self._known.update({(version, key): score for key, score in scores.items()})
+
+    def knows(self, version: int, requests: Sequence[CapturedRequest]) -> bool:
+        """Whether the published draft was scored on all these requests."""
+        return all((version, request.key) in self._known for request in requests)
+
+    def recall(self, version: int, requests: Sequence[CapturedRequest]) -> dict[str, Score]:
+        """What is known of a published draft, by request key."""
+        found = {request.key: self._known.get((version, request.key)) for request in requests}
+        return {key: score for key, score in found.items() if score is not None}
+
     def take_unscorable(self) -> list[CapturedRequest]:
         """Requests whose scoring failed since the last call; whoever owns them takes them out."""
         taken = list(self._unscorable.values())
         self._unscorable.clear()
         return taken
 
-    def keep_only(self, versions: Sequence[int], keys: Sequence[str]) -> None:
+    def keep_only(self, versions: Collection[int], keys: Collection[str]) -> None:
         """Forget scores of other versions and of requests that are held out no longer."""
         kept_versions, kept_keys = set(versions), set(keys)
         self._known = {known: s for known, s in self._known.items() if known[0] in kept_versions and known[1] in kept_keys}
@@ -104,7 +119,7 @@ class Evaluator:
         if result is None or not bool(result.valid_A.any()):
             return None
         lengths_A = result.length_A[result.valid_A]
-        return Score(request.key, float(lengths_A.sum()), lengths_A.numel())
+        return Score(request.key, float(lengths_A.sum()), lengths_A.numel(), request.prompt_key)
 
 
 def simulated_al(scores: Collection[Score]) -> float:

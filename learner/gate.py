@@ -1,32 +1,22 @@
 """The gate: does a candidate beat the incumbent on requests neither was trained on, and does no domain pay for it?
 
-Both drafts are scored on the same requests, so the bootstrap is paired: it resamples requests, and each keeps its pair.
+How sure it must be depends on how often it has looked at this incumbent (`learner/looks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from statistics import median
 
 from learner.config import GateSettings
 from learner.evaluate import Score, simulated_al
+from learner.gain import COMMON_SPREAD_AL, Gain, paired_gain
+from learner.looks import level_of_look
 from wire.artifact import GateReport
 
-
-@dataclass(frozen=True)
-class Gain:
-    """Difference in simulated AL, and the ends of its two-sided interval at twice the one-sided level."""
-
-    mean: float
-    low: float
-    high: float
-    num_requests: int
-
-
-_SEED = 0
-_NO_GAIN = Gain(0.0, 0.0, 0.0, 0)
+SMALL_DOMAINS = "small domains"
+"""The name under which domains of too few anchors are judged together."""
 
 
 @dataclass(frozen=True)
@@ -43,73 +33,91 @@ class AnchorScores:
         return self.candidate.keys() & self.incumbent.keys()
 
 
-def paired_gain(
-    candidate: Mapping[str, Score], incumbent: Mapping[str, Score], *, confidence: float, num_resamples: int
-) -> Gain:
-    """Gain of candidate over incumbent on the requests both were scored on; all zero with fewer than two."""
-    keys = sorted(candidate.keys() & incumbent.keys())
-    if len(keys) < 2:
-        return Gain(0.0, 0.0, 0.0, len(keys))
-    change = np.array([candidate[key].total_length - incumbent[key].total_length for key in keys])
-    anchors = np.array([candidate[key].num_anchors for key in keys], dtype=np.float64)
-    picks = np.random.default_rng(_SEED).integers(0, len(keys), size=(num_resamples, len(keys)))
-    resampled = change[picks].sum(axis=1) / anchors[picks].sum(axis=1)
-    low, high = np.quantile(resampled, [1 - confidence, confidence])
-    return Gain(float(change.sum() / anchors.sum()), float(low), float(high), len(keys))
+@dataclass(frozen=True)
+class DomainChange:
+    """The change of AL on the anchors of one domain."""
+
+    domain: str
+    mean: float
+    is_certain_loss: bool
+    """Whether chance does not explain it."""
 
 
 def decide(
     candidate: Mapping[str, Score],
     incumbent: Mapping[str, Score],
-    anchors: Sequence[AnchorScores],
+    anchors: Callable[[], Sequence[AnchorScores]],
     settings: GateSettings,
+    *,
+    look: int,
 ) -> GateReport:
-    """The verdict on recent held-out requests, guarded by the anchors of every domain. Scores are by request key."""
-    gain = paired_gain(candidate, incumbent, confidence=settings.confidence, num_resamples=settings.num_resamples)
-    worst_domain, worst = worst_anchor(anchors, settings)
-    accepted, reason = _verdict(gain, worst_domain, worst, settings)
+    """The verdict on recent held-out requests, guarded by the anchors of every domain. Scores are by request key.
+
+    `look` counts the looks at this incumbent from 1. `anchors` is only called where the requests speak for the candidate:
+    most looks end before, and anchors are most of what there is to score.
+    """
+    gain = paired_gain(candidate, incumbent, num_resamples=settings.num_resamples)
+    level = level_of_look(look, settings)
+    objection = _objection(gain, level, settings)
+    worst = worst_domain(anchors(), settings) if objection is None else None
+    if worst is not None and worst.is_certain_loss and worst.mean < -settings.max_anchor_drop:
+        objection = f"anchors of {worst.domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed"
+    approval = f"gain of {gain.mean:+.3f} AL on {gain.num_requests} held-out requests (lower bound {gain.low(level):+.3f})"
     return GateReport(
-        accepted=accepted,
-        reason=reason,
+        accepted=objection is None,
+        reason=objection or approval,
         candidate_al=simulated_al(candidate.values()),
         incumbent_al=simulated_al(incumbent.values()),
-        gain_low=gain.low,
-        gain_high=gain.high,
+        gain_low=gain.low(level),
+        gain_high=gain.high(level),
         num_requests=gain.num_requests,
-        worst_anchor_domain=worst_domain,
-        worst_anchor_change=worst.mean,
+        worst_anchor_domain=None if worst is None else worst.domain,
+        worst_anchor_change=0.0 if worst is None else worst.mean,
+        look=look,
     )
 
 
-def worst_anchor(anchors: Sequence[AnchorScores], settings: GateSettings) -> tuple[str | None, Gain]:
-    """The domain that loses most, certain losses first, and its change; (None, no change) where none can be judged.
+def worst_domain(anchors: Sequence[AnchorScores], settings: GateSettings) -> DomainChange | None:
+    """The domain that loses most, certain losses first; None where none can be judged.
 
-    Any one of many domains may seem to lose by chance, so they share the chance of one false veto.
+    Any of many domains may seem to lose by chance, so together they share the chance of one false veto: the first step of
+    Holm (Scand. J. Stat. 6, 1979), which alone decides whether there is a veto. A veto needs no correction for repeated
+    looks: a false one only puts off what the next look may grant.
     """
-    judged = [scores for scores in anchors if len(scores.keys) >= settings.min_holdout_requests]
-    gains = {
-        scores.domain: paired_gain(
-            scores.candidate,
-            scores.incumbent,
-            confidence=1 - (1 - settings.confidence) / len(judged),
-            num_resamples=settings.num_resamples,
-        )
-        for scores in judged
+    judged = {
+        scores.domain: paired_gain(scores.candidate, scores.incumbent, num_resamples=settings.num_resamples)
+        for scores in _with_small_ones_pooled(anchors, settings.min_holdout_requests)
     }
-    worst = min(gains, key=lambda domain: (gains[domain].high >= 0, gains[domain].mean), default=None)
-    return (None, _NO_GAIN) if worst is None else (worst, gains[worst])
+    prior = _common_spread(judged.values())
+    level = (1.0 - settings.confidence) / max(len(judged), 1)
+    changes = [
+        DomainChange(domain, gain.mean, replace(gain, prior_spread=prior).high(level) < 0) for domain, gain in judged.items()
+    ]
+    return min(changes, key=lambda change: (not change.is_certain_loss, change.mean), default=None)
 
 
-def _verdict(gain: Gain, worst_domain: str | None, worst: Gain, settings: GateSettings) -> tuple[bool, str]:
+def _common_spread(gains: Collection[Gain]) -> float:
+    """By which requests of one domain differ in most domains; the few anchors of a single one tell little of it."""
+    return max(median([gain.spread for gain in gains] or [0.0]), COMMON_SPREAD_AL)
+
+
+def _with_small_ones_pooled(anchors: Sequence[AnchorScores], min_requests: int) -> list[AnchorScores]:
+    """Domains of at least `min_requests`, and the others together as one where they are as many."""
+    large = [scores for scores in anchors if len(scores.keys) >= min_requests]
+    small = [scores for scores in anchors if len(scores.keys) < min_requests]
+    pool = AnchorScores(
+        SMALL_DOMAINS,
+        {key: score for scores in small for key, score in scores.candidate.items()},
+        {key: score for scores in small for key, score in scores.incumbent.items()},
+    )
+    return [*large, pool] if len(pool.keys) >= min_requests else large
+
+
+def _objection(gain: Gain, level: float, settings: GateSettings) -> str | None:
     if gain.num_requests < settings.min_holdout_requests:
-        return False, f"only {gain.num_requests} held-out requests, {settings.min_holdout_requests} are needed"
-    if not gain.low > 0:
-        return False, f"gain of {gain.mean:+.3f} AL is not significant (lower bound {gain.low:+.3f})"
+        return f"only {gain.num_requests} held-out requests, {settings.min_holdout_requests} are needed"
+    if not gain.low(level) > 0:
+        return f"gain of {gain.mean:+.3f} AL is not significant (lower bound {gain.low(level):+.3f})"
     if gain.mean < settings.min_gain:
-        return False, f"gain of {gain.mean:+.3f} AL is below the {settings.min_gain} that pays for a swap"
-    if worst.high < 0 and worst.mean < -settings.max_anchor_drop:
-        return (
-            False,
-            f"anchors of {worst_domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed",
-        )
-    return True, f"gain of {gain.mean:+.3f} AL on {gain.num_requests} held-out requests (lower bound {gain.low:+.3f})"
+        return f"gain of {gain.mean:+.3f} AL is below the {settings.min_gain} that pays for a swap"
+    return None

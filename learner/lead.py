@@ -32,7 +32,9 @@ class LeadingTrainer(Trainer):
         self._tell(Start(draft.core.geometry, {**draft.core.state_dict(), **head}))
         super().__init__(draft, target, settings, ranks)
 
-    def learn(self, requests: Sequence[CapturedRequest], rate_share: float, weight: float = 1.0) -> tuple[float, list[float]]:
+    def learn(
+        self, requests: Sequence[CapturedRequest], rate_share: float, weight: float = 1.0
+    ) -> tuple[float, float, list[float]]:
         shares = deal(requests, 1 + len(self._others))
         forgotten, self._forgotten = tuple(self._forgotten), []
         smallest = min(requests, key=_num_rows)

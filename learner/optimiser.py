@@ -16,7 +16,7 @@ from learner.ranks import OneRank
 
 
 class DraftOptimiser:
-    """Updates a draft core in place. `rate_scale` multiplies every learning rate; it is halved when training diverged."""
+    """Updates a draft core in place; a `muon_rate` of 0 leaves matrices to AdamW too. `rate_scale` multiplies every learning rate; it is halved when training diverged."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class DraftOptimiser:
         self.num_steps = 0
         named = list(core.named_parameters())
         self._parameters = [parameter for _, parameter in named]
-        self._matrices = [(name, parameter) for name, parameter in named if parameter.ndim == 2]
-        self._others = [(name, parameter) for name, parameter in named if parameter.ndim != 2]
+        self._matrices = [(name, parameter) for name, parameter in named if parameter.ndim == 2 and muon_rate > 0]
+        self._others = [(name, parameter) for name, parameter in named if parameter.ndim != 2 or muon_rate == 0]
         self._momenta = {name: torch.zeros_like(matrix) for name, matrix in self._matrices}
-        vectors = [parameter for _, parameter in self._others]
-        self._adamw = torch.optim.AdamW(vectors, lr=adamw_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        others = [parameter for _, parameter in self._others]
+        self._adamw = torch.optim.AdamW(others, lr=adamw_rate, betas=(0.9, 0.99), weight_decay=0.0)
 
     def zero_grad(self) -> None:
         for parameter in self._parameters:

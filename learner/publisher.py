@@ -1,4 +1,4 @@
-"""Publisher: gate a candidate, write it, ask for its activation; and ask for the floor where the floor is better.
+"""Publisher: gate a candidate, write it, ask for its activation; and ask for a warm draft where that is better.
 
 It never raises for a full disk, an absent gateway or a refusal: it says what happened and learning goes on.
 """
@@ -7,26 +7,31 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from drafter.artifact import load_draft, publish_draft
+from drafter.artifact import publish_draft
 from drafter.draft import Draft
 from drafter.target import TargetParts
 from learner.admin import AdminClient
 from learner.config import GateSettings
 from learner.evaluate import Evaluator, Score
-from learner.gate import AnchorScores, decide, paired_gain
+from learner.gate import AnchorScores, decide
+from learner.published import PublishedDrafts
 from learner.replay import Replay
 from learner.request import CapturedRequest
+from learner.warm import Return, WarmDrafts
 from wire.artifact import GateReport, TrainingReport
 from wire.control import ActivateRequest
-from wire.errors import ArtifactError, StaleExpectation, WireError
+from wire.errors import ArtifactError, StaleExpectation
 from wire.spec import CaptureSpec
 from wire.store import DraftStore
 
 log = logging.getLogger(__name__)
+
+_NOT_ACCEPTED = "draft_not_accepted"
+"""The gateway's code for a draft that a canary rolled back, or that never passed a gate."""
 
 
 class Publisher:
@@ -43,122 +48,131 @@ class Publisher:
         settings: GateSettings,
         keep_versions: int,
     ) -> None:
-        self._store, self._client, self._evaluator = store, client, evaluator
-        self._spec, self._target = spec, target
+        self._store, self._client, self._evaluator, self._spec = store, client, evaluator, spec
         self._settings, self._keep_versions = settings, keep_versions
-        self._drafts: dict[int, Draft] = {}
+        self._published = PublishedDrafts(store, evaluator, spec, target)
+        self.warm = WarmDrafts(store, self._published, settings)
+        self.num_looks: Counter[int] = Counter()
+        """Rounds of the gate, by the version that was active."""
         self.num_published = 0
         self.last_gate: GateReport | None = None
         self.decisions: Counter[str] = Counter()
         self.simulated_al: float | None = None
-        """Of the draft that serves, on the held-out requests of the last evaluation."""
+        """Of the draft that serves, on the requests of the last evaluation."""
         self.last_activated: int | None = None
         self.last_outcome = ""
         """In words: what became of the last evaluation."""
 
     def consider(self, candidate: Draft, training: TrainingReport, replay: Replay, active_version: int) -> str:
-        """Evaluate, and publish and activate where the gate says so.
+        """Evaluate: a warm draft is activated where it beats the active one, else the candidate where the gate says so.
 
-        Returns `waiting`, `accepted`, `rejected`, `floor`, `unusable`, `disk_error` or the gateway's refusal code.
+        Returns `waiting`, `accepted`, `rejected`, `floor`, `returned`, `unusable`, `disk_error` or the gateway's refusal code.
         """
         recent = list(islice(reversed(list(replay.held_out)), self._settings.max_requests))
         if len(recent) < self._settings.min_holdout_requests:
             return self._conclude(
                 "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} held-out requests needed for a judgement"
             )
-        incumbent = self._published(active_version)
-        if incumbent is None:
+        if self._published.scores(active_version, recent) is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")
+        self._begin_round(active_version, replay)
+        found = self.warm.find_return(active_version, replay, self.num_looks[active_version])
+        if found is not None:
+            return self._return_to(found, active_version)
         groups = self._anchors(replay)
-        anchors = [request for group in groups.values() for request in group]
-        before = self._evaluator.scores(incumbent, recent, active_version)
-        before_anchors = self._evaluator.scores(incumbent, anchors, active_version)
-        after = self._evaluator.scores(candidate, recent)
-        after_anchors = self._evaluator.scores(candidate, anchors)
-        anchor_scores = [
-            AnchorScores(name, _of(group, after_anchors), _of(group, before_anchors)) for name, group in groups.items()
-        ]
-        report = decide(after, before, anchor_scores, self._settings)
-        self.last_gate = report
-        self.simulated_al = report.incumbent_al
-        self.decisions["accepted" if report.accepted else "rejected"] += 1
-        floor = self._store.floor()
-        self._evaluator.keep_only([v for v in (active_version, floor) if v is not None], [r.key for r in (*recent, *anchors)])
-        if report.accepted:
-            return self._publish(candidate, training, report, active_version)
-        if floor is not None and floor != active_version and self._floor_wins(floor, before, recent):
-            return self._return_to_floor(floor, active_version)
-        return self._conclude("rejected", report.reason)
+        report, scores = self._judge(candidate, active_version, recent, groups)
+        if not report.accepted:
+            return self._conclude("rejected", report.reason)
+        version, outcome = self._publish(candidate, training, report, active_version)
+        if version is not None and outcome == "accepted":
+            self._evaluator.remember(version, scores)
+            self._published.hold(version, candidate)
+            self.warm.crown(version, active_version, _by_domain(groups, recent))
+        self._prune(active_version)
+        return outcome
 
     def take_unscorable(self) -> list[CapturedRequest]:
         """Requests the last evaluations failed with."""
         return self._evaluator.take_unscorable()
 
-    def _publish(self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int) -> str:
+    def _begin_round(self, active_version: int, replay: Replay) -> None:
+        self.warm.note_served(active_version)
+        self.num_looks[active_version] += 1
+        known = [active_version, *self.warm.versions(active_version)]
+        self.num_looks = Counter({version: self.num_looks[version] for version in known if version in self.num_looks})
+        self._evaluator.keep_only(known, [request.key for request in replay.everything()])
+
+    def _judge(
+        self,
+        candidate: Draft,
+        active_version: int,
+        recent: Sequence[CapturedRequest],
+        groups: Mapping[str, Sequence[CapturedRequest]],
+    ) -> tuple[GateReport, dict[str, Score]]:
+        """The verdict, and all scores of the candidate it took, by request key."""
+        scores = self._evaluator.scores(candidate, recent)
+
+        def anchor_scores() -> list[AnchorScores]:
+            anchors = [request for group in groups.values() for request in group]
+            scores.update(self._evaluator.scores(candidate, anchors))
+            incumbent = self._published.scores(active_version, anchors) or {}
+            return [AnchorScores(name, _of(group, scores), _of(group, incumbent)) for name, group in groups.items()]
+
+        incumbent = self._published.scores(active_version, recent) or {}
+        look = self.num_looks[active_version]
+        report = decide(_of(recent, scores), incumbent, anchor_scores, self._settings, look=look)
+        self.last_gate = report
+        self.simulated_al = report.incumbent_al
+        self.decisions["accepted" if report.accepted else "rejected"] += 1
+        return report, scores
+
+    def _publish(
+        self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int
+    ) -> tuple[int | None, str]:
+        """The version it was given, None on a disk error, and the outcome."""
         try:
             version = publish_draft(
                 self._store, candidate, self._spec, origin="learned", parent=active_version, training=training, gate=report
             )
         except OSError as error:
-            return self._conclude("disk_error", f"cannot write a draft, training goes on: {error}")
+            return None, self._conclude("disk_error", f"cannot write a draft, training goes on: {error}")
         self.num_published += 1
-        outcome = self._activate(version, active_version, force=False, outcome="accepted")
+        outcome = self._activate(version, active_version, force=False, outcome="accepted", why=report.reason)
         if outcome == "accepted":
-            self.last_activated = version
-            self._keep_loaded(version, candidate)
             self.simulated_al = report.candidate_al
-        self._prune()
-        return outcome
+        return version, outcome
 
-    def _return_to_floor(self, floor: int, active_version: int) -> str:
-        outcome = self._activate(floor, active_version, force=True, outcome="floor")
-        if outcome == "floor":
-            self.last_activated = None  # its going was asked for here: nobody rolled it back
-        return outcome
+    def _return_to(self, found: Return, active_version: int) -> str:
+        is_floor = found.version == self._store.floor()
+        why = (
+            f"{'floor' if is_floor else 'returning domain'}: gain of {found.gain.mean:+.3f} AL on the "
+            f"{found.gain.num_requests} newest requests"
+        )
+        outcome = "floor" if is_floor else "returned"
+        answer = self._activate(found.version, active_version, force=is_floor, outcome=outcome, why=why)
+        if answer == outcome:
+            self.simulated_al = found.simulated_al
+        elif answer == _NOT_ACCEPTED:
+            self.warm.refuse(found.version)
+        return answer
 
-    def _activate(self, version: int, expected_active: int, *, force: bool, outcome: str) -> str:
-        request = ActivateRequest(expected_active=expected_active, force=force)
+    def _activate(self, version: int, expected_active: int, *, force: bool, outcome: str, why: str) -> str:
+        request = ActivateRequest(expected_active=expected_active, force=force, reason=why)
         answer = self._client.activate(version, request, idempotency_key=f"learner-{version}-{uuid.uuid4().hex}")
         if answer.is_ok:
-            return self._conclude(outcome, f"draft {version} serves instead of {expected_active}")
+            self.last_activated = version
+            return self._conclude(outcome, f"draft {version} serves instead of {expected_active}: {why}")
         if answer.code == StaleExpectation.code:
             return self._conclude(answer.code, f"draft {version} is forgotten: another draft became active meanwhile")
         return self._conclude(answer.code, f"draft {version} was not activated ({answer.code}): {answer.reason}")
-
-    def _floor_wins(self, floor: int, active_scores: dict[str, Score], recent: Sequence[CapturedRequest]) -> bool:
-        draft = self._published(floor)
-        if draft is None:
-            return False
-        gain = paired_gain(
-            self._evaluator.scores(draft, recent, floor),
-            active_scores,
-            confidence=self._settings.confidence,
-            num_resamples=self._settings.num_resamples,
-        )
-        return gain.low > 0 and gain.mean >= self._settings.min_gain
-
-    def _published(self, version: int) -> Draft | None:
-        """A published draft, loaded once; None (logged) where it cannot be used."""
-        if version not in self._drafts:
-            try:
-                self._keep_loaded(version, load_draft(self._store, version, self._spec, self._target))
-            except (ArtifactError, WireError, OSError) as error:
-                log.warning("cannot score draft %d: %s", version, error)
-                return None
-        return self._drafts[version]
-
-    def _keep_loaded(self, version: int, draft: Draft) -> None:
-        """Hold a published draft in memory, and beside it only the active one and the floor: each is a whole draft."""
-        keep = {self._store.active(), self._store.floor()}
-        self._drafts = {known: held for known, held in self._drafts.items() if known in keep} | {version: draft}
 
     def _anchors(self, replay: Replay) -> dict[str, list[CapturedRequest]]:
         limit = self._settings.max_anchors_per_domain
         return {name: requests[:limit] for name, requests in replay.anchors.groups().items()}
 
-    def _prune(self) -> None:
+    def _prune(self, active_version: int) -> None:
         try:
-            self._store.prune(self._keep_versions)
+            self._store.prune(self._keep_versions, self.warm.versions(active_version))
         except (OSError, ArtifactError) as error:
             log.warning("cannot remove old drafts: %s", error)
 
@@ -171,3 +185,13 @@ class Publisher:
 def _of(requests: Sequence[CapturedRequest], scores: Mapping[str, Score]) -> dict[str, Score]:
     """The scores of these requests."""
     return {request.key: scores[request.key] for request in requests if request.key in scores}
+
+
+def _by_domain(
+    groups: Mapping[str, Sequence[CapturedRequest]], recent: Sequence[CapturedRequest]
+) -> dict[str, list[CapturedRequest]]:
+    """Anchors and recent requests together, by domain."""
+    domains = defaultdict(list, {name: list(requests) for name, requests in groups.items()})
+    for request in recent:
+        domains[request.group].append(request)
+    return dict(domains)

@@ -58,6 +58,8 @@ class Recovery:
         self._trainer.num_steps, self._trainer.num_tokens_seen = progress.num_steps, progress.num_tokens_seen
         self._publisher.num_published = progress.num_published
         self._publisher.decisions.update(progress.num_gate_decisions)
+        self._publisher.num_looks.update(progress.num_looks)
+        self._publisher.warm.champions.update(progress.champions)
         self.num_restores = progress.num_restores
         return True
 
@@ -78,6 +80,8 @@ class Recovery:
             num_restores=self.num_restores,
             num_gate_decisions=dict(self._publisher.decisions),
             visits=self._replay.visits(),
+            num_looks=dict(self._publisher.num_looks),
+            champions=dict(self._publisher.warm.champions),
         )
         try:
             save_checkpoint(self._path, self._good_state | {_COUNTS: self._replay.counts_V}, progress)

@@ -17,7 +17,7 @@ from drafter.batch import NoAnchor
 from drafter.draft import Draft
 from drafter.head import Head
 from drafter.target import TargetParts, load_target_parts
-from drafter.vocabulary import choose_vocabulary, control_token_ids, coverage
+from drafter.vocabulary import better_vocabulary, control_token_ids, coverage
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
@@ -173,6 +173,7 @@ class LearningSession:
                 num_tokens_seen=self.trainer.num_tokens_seen,
                 num_tokens_distinct=self.replay.num_tokens_distinct,
                 loss=result.loss,
+                kl=result.kl,
                 agreement=result.agreement,
                 rate_share=share,
                 tokens_per_s=self._rate.per_s(),
@@ -229,7 +230,7 @@ class LearningSession:
             state=self._state,
             sent_at_s=time.time(),
             num_steps=self.trainer.num_steps,
-            loss=self.trainer.mean_loss,
+            loss=self.trainer.mean_kl,
             tokens_per_s=self._rate.per_s(),
             num_tokens_seen=self.trainer.num_tokens_seen,
             buffer_requests=buffer.num_requests,
@@ -289,17 +290,18 @@ class LearningSession:
         head = self.trainer.head
         if not head.is_target_rows:
             return
-        chosen = choose_vocabulary(self.replay.counts_V, self._control_ids, self._spec.draft_vocab_size)
-        gain = coverage(self.replay.counts_V, chosen) - coverage(self.replay.counts_V, head.vocabulary)
-        if gain > self._settings.train.min_coverage_gain:
+        counts_V, min_gain = self.replay.counts_V, self._settings.train.min_coverage_gain
+        chosen = better_vocabulary(counts_V, self._control_ids, head.vocabulary, min_gain)
+        if chosen is not None:
             self.trainer.set_head(Head.of_target(chosen, self._target_head_VD))
-            self.history.write("vocabulary", coverage=coverage(self.replay.counts_V, chosen), gain=gain)
+            covered = coverage(counts_V, chosen)
+            self.history.write("vocabulary", coverage=covered, gain=covered - coverage(counts_V, head.vocabulary))
 
     def _training_report(self) -> TrainingReport:
         return TrainingReport(
             num_steps=self.trainer.num_steps,
             num_tokens_seen=self.trainer.num_tokens_seen,
             num_tokens_distinct=self.replay.num_tokens_distinct,
-            loss=self.trainer.mean_loss or 0.0,
+            loss=self.trainer.mean_kl or 0.0,
             seed=self._settings.train.seed,
         )

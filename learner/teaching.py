@@ -8,6 +8,7 @@ Shape letters: T rows, D hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,8 +20,7 @@ from learner.request import CapturedRequest
 class TeacherCache:
     """By request key. Rows made for another vocabulary are made anew."""
 
-    def __init__(self, *, hard_weight: float, temperature: float) -> None:
-        self._hard_weight = hard_weight
+    def __init__(self, *, temperature: float) -> None:
         self._temperature = temperature
         self._rows: dict[str, TeacherRows] = {}
 
@@ -30,11 +30,11 @@ class TeacherCache:
         if cached is None or cached.vocabulary_sha256 != head.vocabulary.sha256:
             cached = self._rows[request.key] = self._make(request, head)
         num_prompt = request.rows.positions_T.numel() - cached.entropy_T.numel()
-        return TeacherRows(
-            torch.nn.functional.pad(cached.expected_TD.float(), (0, 0, num_prompt, 0)),
-            torch.nn.functional.pad(cached.entropy_T, (num_prompt, 0)),
-            torch.nn.functional.pad(cached.best_T, (num_prompt, 0)),
-            cached.vocabulary_sha256,
+        return replace(
+            cached,
+            expected_TD=torch.nn.functional.pad(cached.expected_TD.float(), (0, 0, num_prompt, 0)),
+            entropy_T=torch.nn.functional.pad(cached.entropy_T, (num_prompt, 0)),
+            best_T=torch.nn.functional.pad(cached.best_T, (num_prompt, 0)),
         )
 
     def forget(self, keys: Sequence[str]) -> None:
@@ -44,5 +44,5 @@ class TeacherCache:
     def _make(self, request: CapturedRequest, head: Head) -> TeacherRows:
         rows = request.rows
         first = int((rows.positions_T < rows.num_prompt_tokens).sum())
-        made = teach(rows.hidden_TD[first:], head, hard_weight=self._hard_weight, temperature=self._temperature)
-        return TeacherRows(made.expected_TD.bfloat16(), made.entropy_T, made.best_T, made.vocabulary_sha256)
+        made = teach(rows.hidden_TD[first:], head, temperature=self._temperature)
+        return replace(made, expected_TD=made.expected_TD.bfloat16())

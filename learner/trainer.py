@@ -14,33 +14,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter.batch import Batch, NoAnchor, RequestRows, anchor_rows, pack
-from drafter.credit import CreditWeights, batch_credit
+from drafter.batch import NoAnchor, RequestRows, anchor_rows, pack
+from drafter.credit import CreditWeights, batch_verdicts, credit
 from drafter.draft import DTYPES, Draft
 from drafter.head import Head
 from drafter.model import DraftCore
-from drafter.objective import Objective, objective
+from drafter.objective import BatchLoss, batch_loss
+from drafter.objectives import make_objective
+from drafter.objectives.base import Lesson
 from drafter.target import TargetParts
 from drafter.teacher import TeacherRows
 from learner.config import TrainSettings
+from learner.noise import noisy
 from learner.optimiser import DraftOptimiser
 from learner.ranks import OneRank
 from learner.request import CapturedRequest
 from learner.teaching import TeacherCache
 
-_LOSS_MEMORY = 0.95
+_KL_MEMORY = 0.95
 _STEPS_BEFORE_JUDGING = 20
 
 
 class Diverged(ArithmeticError):
-    """Loss or gradient is not finite, or the loss exploded; the core was not changed by this step."""
+    """Loss or gradient is not finite, or the KL to the target exploded; the core was not changed by this step."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """loss: weighted mean KL, nats; agreement: top-1 agreement with the target by depth; num_tokens: token visits."""
+    """loss: the objective's; kl: weighted mean KL to the target, nats, whatever the objective; agreement: top-1 agreement with the target by depth; num_tokens: token visits."""
 
     loss: float
+    kl: float
     agreement: list[float]
     num_tokens: int
 
@@ -56,10 +60,11 @@ class Trainer:
         self.dtype = torch.bfloat16 if settings.bfloat16 else torch.float32
         self.num_steps = 0
         self.num_tokens_seen = 0
-        self.mean_loss: float | None = None
+        self.mean_kl: float | None = None
         self._target = target
         self._embedding_VD = target.embedding_VD.to(self._ranks.device, self.dtype)
-        self._teachers = TeacherCache(hard_weight=settings.hard_weight, temperature=settings.target_temperature)
+        self._teachers = TeacherCache(temperature=settings.target_temperature)
+        self._objective = make_objective(settings.objective, settings.objective_knobs)
         self._credit = CreditWeights(
             accepted=settings.accepted_credit,
             rejected=settings.rejected_credit,
@@ -92,36 +97,35 @@ class Trainer:
         usable = [request for request in requests if _has_anchor(request.rows)]
         if not usable:
             raise NoAnchor("no request of the batch has an anchor")
-        loss, agreement = self.learn(usable, rate_share)
+        loss, kl, agreement = self.learn(usable, rate_share)
         num_tokens = sum(request.num_tokens for request in usable)
         self.num_tokens_seen += num_tokens
-        return StepResult(loss, agreement, num_tokens)
+        return StepResult(loss, kl, agreement, num_tokens)
 
-    def learn(self, requests: Sequence[CapturedRequest], rate_share: float, weight: float = 1.0) -> tuple[float, list[float]]:
-        """One step on this rank's share of a batch: (loss, agreement by depth) of the whole batch. All have an anchor.
+    def learn(
+        self, requests: Sequence[CapturedRequest], rate_share: float, weight: float = 1.0
+    ) -> tuple[float, float, list[float]]:
+        """One step on this rank's share of a batch: (loss, KL, agreement by depth) of the whole batch. All have an anchor.
 
         `weight` multiplies the share's, 0 for a rank that only computes along. Raises Diverged on every rank or on none.
         """
         ranks = self._ranks
         self.optimiser.zero_grad()
-        batch, teacher, weights_KA = ranks.attempt(lambda: self._prepare(requests, weight))
-        total_weight = ranks.total(weights_KA.sum())
-        result = ranks.attempt(
-            lambda: objective(
-                self.core, batch, teacher, self._training_head, self._embedding_VD, weights_KA, self.dtype, total_weight
-            )
-        )
-        loss, agreement = self._summed(result, batch.valid_KA * weight)
-        ranks.attempt(lambda: self._check_loss(loss))
-        result.loss.backward()
+        lesson, totals_S = ranks.attempt(lambda: self._prepare(requests))
+        totals_S = ranks.total(totals_S * weight)
+        result = ranks.attempt(lambda: batch_loss(self.core, lesson, self._objective, self._embedding_VD, self.dtype, totals_S))
+        loss, kl, agreement = self._summed(result, lesson.batch.valid_KA, weight)
+        ranks.attempt(lambda: self._check(loss, kl))
+        (result.loss * weight).backward()
         norm = self.optimiser.clip()
         if not math.isfinite(norm):
             raise Diverged(f"gradient norm is {norm}")
         self.optimiser.step(rate_share)
+        self._objective.follow(result.totals_S)
         self._follow()
         self.num_steps += 1
-        self.mean_loss = loss if self.mean_loss is None else _LOSS_MEMORY * self.mean_loss + (1 - _LOSS_MEMORY) * loss
-        return loss, agreement
+        self.mean_kl = kl if self.mean_kl is None else _KL_MEMORY * self.mean_kl + (1 - _KL_MEMORY) * kl
+        return loss, kl, agreement
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop what was cached for requests that are remembered no longer."""
@@ -132,6 +136,7 @@ class Trainer:
         state = {f"core.{name}": self._ranks.whole(value) for name, value in self.core.state_dict().items()}
         state |= {f"average.{name}": self._ranks.whole(value) for name, value in self._average.items()}
         state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
+        state |= {f"objective.{name}": value for name, value in self._objective.tensors().items()}
         return _copy(state)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
@@ -144,7 +149,8 @@ class Trainer:
                 raise ValueError(f"average {name} has shape {tuple(average[name].shape)}, needed {tuple(value.shape)}")
         self._average = {n: self._ranks.part(average[n].to(v.dtype, copy=True), v) for n, v in self._average.items()}
         self.optimiser.load(_below("optimiser.", tensors))
-        self.mean_loss = None
+        self._objective.load(_below("objective.", tensors))
+        self.mean_kl = None
 
     def candidate(self) -> Draft:
         """The average of the latest weights, in the precision it would be served with."""
@@ -164,29 +170,44 @@ class Trainer:
         for name, value in self.core.state_dict().items():
             self._ranks.local(self._average[name]).lerp_(self._ranks.local(value), 1 - decay)
 
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(f"loss is {loss}")
-        if self.num_steps < _STEPS_BEFORE_JUDGING or self.mean_loss is None:
+    def _check(self, loss: float, kl: float) -> None:
+        """The KL is judged: the losses of some objectives have no size that could be told from a wrong one."""
+        if not (math.isfinite(loss) and math.isfinite(kl)):
+            raise Diverged(f"loss is {loss}, the KL to the target {kl}")
+        if self.num_steps < _STEPS_BEFORE_JUDGING or self.mean_kl is None:
             return
-        limit = exploding_loss(self.mean_loss, self.settings.exploding_factor, self._head.weight_UD.shape[0])
-        if loss > limit:
-            raise Diverged(f"loss {loss:.2f} is more than {limit:.2f}; its mean is {self.mean_loss:.2f}")
+        limit = exploding_kl(self.mean_kl, self.settings.exploding_factor, self._head.weight_UD.shape[0])
+        if kl > limit:
+            raise Diverged(f"the KL to the target, {kl:.2f}, is more than {limit:.2f}; its mean is {self.mean_kl:.2f}")
 
-    def _prepare(self, requests: Sequence[CapturedRequest], weight: float) -> tuple[Batch, TeacherRows, Tensor]:
-        """(batch, teacher rows, weights [K, A]) where the products are computed."""
-        device = self._ranks.device
-        batch = pack([request.rows for request in requests], self.settings.unroll, self.settings.max_context_rows)
-        teacher = self._teach(requests, [bounds.row_end - bounds.row_start for bounds in batch.bounds])
-        weights_KA = batch_credit(batch, [request.outcomes for request in requests], self.settings.unroll, self._credit)
-        return batch.to(device), teacher, weights_KA.to(device) * weight
+    def _prepare(self, requests: Sequence[CapturedRequest]) -> tuple[Lesson, Tensor]:
+        """The lesson, where the products are computed, and what its loss is to be divided by [S]."""
+        settings, device = self.settings, self._ranks.device
+        batch = pack([request.rows for request in requests], settings.unroll, settings.max_context_rows)
+        batch = noisy(
+            batch,
+            [request.key for request in requests],
+            num_aux=self.core.geometry.num_aux,
+            share=settings.noise,
+            seed=f"{settings.seed} {self.optimiser.num_steps}",
+        )
+        verdicts = batch_verdicts(batch, [request.outcomes for request in requests], settings.unroll)
+        lesson = Lesson(
+            batch=batch.to(device),
+            teacher=self._teach(requests, [bounds.row_end - bounds.row_start for bounds in batch.bounds]),
+            head=self._training_head,
+            verdicts=verdicts.to(device),
+            credit_KA=(credit(verdicts, self._credit) * batch.valid_KA).to(device),
+        )
+        return lesson, self._objective.totals(lesson)
 
-    def _summed(self, result: Objective, counted_KA: Tensor) -> tuple[float, list[float]]:
-        """(loss, agreement by depth) over all ranks."""
-        counts_K = counted_KA.sum(1).float()
-        summed = self._ranks.total(torch.cat([result.loss.detach().view(1), result.agreement_K * counts_K, counts_K]))
-        hits_K, counts_K = summed[1:].chunk(2)
-        return float(summed[0]), (hits_K / counts_K.clamp(min=1)).tolist()
+    def _summed(self, result: BatchLoss, valid_KA: Tensor, weight: float) -> tuple[float, float, list[float]]:
+        """(loss, KL, agreement by depth) over all ranks."""
+        counts_K = valid_KA.sum(1).float()
+        losses = torch.stack([result.loss.detach(), result.kl])
+        summed = self._ranks.total(torch.cat([losses, result.agreement_K * counts_K, counts_K]) * weight)
+        hits_K, counts_K = summed[2:].chunk(2)
+        return float(summed[0]), float(summed[1]), (hits_K / counts_K.clamp(min=1)).tolist()
 
     def _teach(self, requests: Sequence[CapturedRequest], num_rows: Sequence[int]) -> TeacherRows:
         rows = [self._teachers.rows(request, self._training_head) for request in requests]
@@ -195,16 +216,17 @@ class Trainer:
             torch.cat([each.entropy_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             torch.cat([each.best_T[-count:] for each, count in zip(rows, num_rows, strict=True)]),
             self._head.vocabulary.sha256,
+            self.settings.target_temperature,
         )
 
 
-def exploding_loss(mean_loss: float, factor: float, num_choices: int) -> float:
-    """Nats above which a loss is a fault of ours: so many times the mean, and more than a draft has that knows nothing.
+def exploding_kl(mean_kl: float, factor: float, num_choices: int) -> float:
+    """Nats above which a KL is a fault of ours: so many times the mean, and more than a draft has that knows nothing.
 
-    After a shift of domain a good draft may know nothing, and its loss leaps; but it takes a broken one to do worse than
+    After a shift of domain a good draft may know nothing, and its KL leaps; but it takes a broken one to do worse than
     spreading its probability evenly, whose KL from any target distribution is at most ln `num_choices`.
     """
-    return max(factor * mean_loss, math.log(num_choices))
+    return max(factor * mean_kl, math.log(num_choices))
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -108,7 +109,28 @@ async def running_gateway(
     `OPERATOR_TOKEN`.
     """
     port, free_admin_port = free_ports(2)
-    admin_port = admin_port or free_admin_port
+    async with gateway_process(
+        config,
+        port=port,
+        admin_port=admin_port or free_admin_port,
+        engine_token=engine_token,
+        kv_events_endpoint=kv_events_endpoint,
+        cores=cores,
+    ):
+        yield f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def gateway_process(
+    config: Mapping[str, Any],
+    *,
+    port: int,
+    admin_port: int,
+    engine_token: str = _ENGINE_TOKEN,
+    kv_events_endpoint: str = "",
+    cores: Collection[int] = (),
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """The same as a process, on these ports."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         own = {
             "gateway": {**config["gateway"], "port": port, "admin_port": admin_port},
@@ -118,8 +140,8 @@ async def running_gateway(
         path.write_text(json.dumps({"state_dir": directory, **config, **own}))
         environment = os.environ | {OPERATOR_TOKEN_VARIABLE: OPERATOR_TOKEN, ENGINE_TOKEN_VARIABLE: engine_token}
         argv = [sys.executable, "-m", "launch.cli", "serve", "--resolved", str(path)]
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{port}/ready"
         async with running_process(
-            argv, ready_url=f"{url}/ready", environment=environment, deadline_s=_DEADLINE_S, cores=cores
-        ):
-            yield url
+            argv, ready_url=url, environment=environment, deadline_s=_DEADLINE_S, cores=cores
+        ) as process:
+            yield process

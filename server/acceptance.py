@@ -14,6 +14,7 @@ from wire.messages import AcceptanceCount, EngineStats
 
 OTHER = "other"
 MAX_VERSIONS = 16
+BATCHES_PER_WINDOW = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,13 +48,21 @@ class Window:
 
     min_steps: int
     tally: Tally = field(default_factory=Tally)
-    _parts: deque[Tally] = field(default_factory=deque)
+    _batches: deque[Tally] = field(default_factory=deque)
+
+    @property
+    def batches(self) -> list[Tally]:
+        """The window in pieces of at least a tenth of `min_steps`, in order of time; the one that is not full is left out."""
+        return list(self._batches)[:-1]
 
     def add(self, part: Tally) -> None:
-        self._parts.append(part)
+        if self._batches and self._batches[-1].num_verify_steps < self.min_steps / BATCHES_PER_WINDOW:
+            self._batches[-1] += part
+        else:
+            self._batches.append(part)
         self.tally += part
-        while self.tally.num_verify_steps - self._parts[0].num_verify_steps >= self.min_steps:
-            self.tally -= self._parts.popleft()
+        while self.tally.num_verify_steps - self._batches[0].num_verify_steps >= self.min_steps:
+            self.tally -= self._batches.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +120,20 @@ class AcceptanceLedger:
         """The recent window of one version, tenants summed."""
         return _by_domain({key: window.tally for key, window in self._recent.items()}, version)
 
+    def batches_of(self, version: int) -> list[list[Tally]]:
+        """The recent window of each slice of one version, in pieces."""
+        return [window.batches for key, window in self._recent.items() if key.draft_version == version]
+
     def totals_by_domain(self, version: int) -> dict[str, Tally]:
         """Everything one version did since the gateway started, tenants summed."""
         return _by_domain(self.totals, version)
+
+    def totals_by_version(self) -> dict[int, Tally]:
+        """Everything each remembered version did, tenants and domains summed."""
+        versions: dict[int, Tally] = defaultdict(Tally)
+        for key, tally in self.totals.items():
+            versions[key.draft_version] += tally
+        return dict(versions)
 
     @property
     def num_verified_tokens(self) -> int:

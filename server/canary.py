@@ -12,7 +12,7 @@ import msgspec
 from server.acceptance import AcceptanceLedger
 from server.config import CanarySettings
 from server.tally import Tally, total
-from server.verdict import Verdict, judge
+from server.verdict import Verdict, judge, measure_design_effect
 from wire.control import CanaryView
 
 RETRY_S = 10.0
@@ -28,6 +28,7 @@ class Canary:
         self._settings = settings
         self._baseline: dict[str, Tally] = {}
         self._before: dict[str, Tally] = {}
+        self._design_effect = 1.0
         self._deadline_s = 0.0
         self._not_before_s = 0.0
 
@@ -47,6 +48,7 @@ class Canary:
             self.view = CanaryView(state="idle", version=version, reason="nothing to compare with")
             return
         self._baseline = self._ledger.recent_by_domain(baseline_version)
+        self._design_effect = measure_design_effect(self._ledger.batches_of(baseline_version))
         self._before = self._ledger.totals_by_domain(version)
         self._deadline_s = time.monotonic() + self._settings.deadline_s
         self._not_before_s = 0.0
@@ -83,6 +85,7 @@ class Canary:
             self._baseline,
             min_verify_steps=self._settings.min_verify_steps,
             max_relative_drop=self._settings.max_relative_drop,
+            design_effect=self._design_effect,
         )
         self.view = msgspec.structs.replace(
             self.view,

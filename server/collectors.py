@@ -5,7 +5,7 @@ Reading at scrape time means that a forgotten version's series disappear by them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,6 +15,7 @@ from server.acceptance import MAX_VERSIONS, AcceptanceLedger, Slice
 from server.drafts import Drafts
 from server.fleet import Fleet
 from server.learner_link import LearnerLink
+from wire.control import CalibrationView
 
 _SLICE = ["draft_version", "tenant", "domain"]
 _POSITION = ["draft_version", "position", "tenant", "domain"]
@@ -80,6 +81,21 @@ class FleetCollector:
             yield _gauge("paceline_draft_version_skew", "Newest less oldest draft over ready engines; 0 outside a swap.", skew)
         if self._drafts.active is not None:
             yield _gauge("paceline_active_draft_version", "The active draft.", self._drafts.active)
+
+
+class CalibrationCollector:
+    """How the gate's simulated AL goes with served AL."""
+
+    def __init__(self, calibration: Callable[[], CalibrationView]) -> None:
+        self._calibration = calibration
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._calibration()
+        yield _gauge("paceline_calibration_pairs", "Drafts with simulated and enough served AL.", len(view.pairs))
+        if view.bias is not None:
+            yield _gauge("paceline_calibration_bias", "Mean of served less simulated AL.", view.bias)
+        if view.correlation is not None:
+            yield _gauge("paceline_calibration_correlation", "Of simulated with served AL over drafts.", view.correlation)
 
 
 class LearnerCollector:

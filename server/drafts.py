@@ -37,8 +37,11 @@ class Drafts:
         self.floor: int | None = store.floor()
         """As of the last look at the store; `find_floor` looks again."""
         self.rolled_back: dict[int, str] = {}
+        self.simulated_al: dict[int, float] = {}
+        """By version, as the gate put it into the manifest."""
         self._disk = Disk()
-        self._lineage: list[int] = self._recorded_parent()
+        self._lineage: list[int] = []
+        self._read_records()
 
     @property
     def previous(self) -> int | None:
@@ -52,7 +55,9 @@ class Drafts:
 
     async def verify(self, version: int) -> DraftManifest:
         """The manifest of an intact artifact; raises ArtifactError, DraftNotFound where there is none."""
-        return await self._read(partial(self._verify, version))
+        manifest = await self._read(partial(self._verify, version))
+        self._note_simulated(manifest)
+        return manifest
 
     def require_accepted(self, manifest: DraftManifest) -> None:
         """Raises NotAccepted unless the gate accepted it and no canary rolled it back."""
@@ -138,12 +143,24 @@ class Drafts:
         if not self.store.directory(version).is_dir():
             raise DraftNotFound(f"there is no draft {version}; GET /admin/drafts lists what there is")
 
-    def _recorded_parent(self) -> list[int]:
-        """The active version's parent, where the gateway finds itself started on a store with history."""
-        if self.active is None:
-            return []
+    def _read_records(self) -> None:
+        """What manifests tell a gateway that finds itself started on a store with history: the active version's parent, and
+        simulated AL."""
         try:
-            parent = self.store.manifest(self.active).parent
-        except (ArtifactError, OSError):
-            return []
-        return [] if parent is None else [parent]
+            versions = self.store.versions()
+        except OSError:
+            return
+        for version in versions[-MAX_MARKS:]:
+            try:
+                manifest = self.store.manifest(version)
+            except (ArtifactError, OSError):
+                continue
+            self._note_simulated(manifest)
+            if version == self.active and manifest.parent is not None:
+                self._lineage = [manifest.parent]
+
+    def _note_simulated(self, manifest: DraftManifest) -> None:
+        if manifest.gate is not None:
+            self.simulated_al[manifest.version] = manifest.gate.candidate_al
+        while len(self.simulated_al) > MAX_MARKS:
+            self.simulated_al.pop(min(self.simulated_al))

@@ -19,8 +19,9 @@ import zmq.asyncio
 from server.acceptance import AcceptanceLedger
 from server.admin import admin_app
 from server.admission import Admission
+from server.calibration import calibrate
 from server.canary import Canary
-from server.collectors import AcceptanceCollector, FleetCollector, LearnerCollector
+from server.collectors import AcceptanceCollector, CalibrationCollector, FleetCollector, LearnerCollector
 from server.completions import ModelRoute
 from server.config import KV_STORE_DIRECTORY, GatewayConfig
 from server.connections import BoundedHttp
@@ -56,6 +57,7 @@ from server.swap import SwapCoordinator
 from server.traffic import Traffic
 from server.transfers import TransferWatch
 from server.ui import LivePage
+from wire.control import CalibrationView
 from wire.dfkv import DfkvClient, DfkvServers
 from wire.errors import ConfigError
 from wire.kv_files import KvDirectory
@@ -87,7 +89,14 @@ class Gateway:
         )
         self.drafts = Drafts(DraftStore(config.state_dir))
         self.canary = Canary(self.ledger, config.canary)
-        self.swap = SwapCoordinator(self.fleet, self.drafts, self.canary, self.metrics, deadline_s=settings.swap_deadline_s)
+        self.swap = SwapCoordinator(
+            self.fleet,
+            self.drafts,
+            self.canary,
+            self.metrics,
+            deadline_s=settings.swap_deadline_s,
+            calibration=self.calibration,
+        )
         self.health = HealthMonitor(self.fleet, self.swap, settings, on_change=self._forget_kv)
         self.depth = DepthControl(self.fleet, config.depth)
         self.listener = StatsListener(self.context, self.ledger, self.canary, self.swap, self.depth, self.metrics)
@@ -121,7 +130,7 @@ class Gateway:
         self.public = public_app(
             fleet=self.fleet, route=self._route, metrics_text=MetricsPage(self.metrics.registry, self.fleet).text
         )
-        self.history = History(self.swap.history)
+        self.history = History(self.swap.history, self.calibration)
         admin = admin_app(
             token=operator_token,
             fleet=self.fleet,
@@ -136,6 +145,14 @@ class Gateway:
         admin.include_router(history_routes(self.history))
         admin.include_router(depth_routes(self.depth.view))
         self.admin = LivePage(admin)
+
+    def calibration(self) -> CalibrationView:
+        """How simulated AL goes with served AL, as of now."""
+        return calibrate(
+            self.drafts.simulated_al,
+            self.ledger.totals_by_version(),
+            min_verify_steps=self.config.canary.min_verify_steps,
+        )
 
     @property
     def uptime_s(self) -> float:
@@ -222,6 +239,7 @@ class Gateway:
         registry.register(FleetCollector(self.fleet, self.drafts))
         registry.register(LearnerCollector(self.learner))
         registry.register(DepthCollector(self.depth))
+        registry.register(CalibrationCollector(self.calibration))
 
     def _server(self, app: Any) -> uvicorn.Server:
         return _Server(

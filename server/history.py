@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 from msgspec import Struct
@@ -16,7 +17,7 @@ from msgspec import Struct
 from server.errors import ApiError
 from server.public import json_response
 from wire.artifact import GateReport
-from wire.control import SwapReport
+from wire.control import CalibrationView, SwapReport
 from wire.spec import SCHEMA_VERSION
 
 SAMPLE_EVERY_S = 2.0
@@ -80,6 +81,12 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests by outcome: `served`, `failed`, `refused`, `disconnected`."""
     num_tokens: int = 0
     """Generated, as the engines count them."""
+    first_bytes: tuple[tuple[float, int], ...] = ()
+    """Streamed answers by the time to their first byte: (seconds within 5 %, number), the shortest first."""
+    num_gaps: int = 0
+    """Between two chunks of one answer, as the engines count them."""
+    gaps_s: float = 0.0
+    """Their sum."""
     domains: tuple[DomainSpan, ...] = ()
     tenants: tuple[TenantSpan, ...] = ()
     routed: dict[str, dict[str, int]] = {}
@@ -117,13 +124,15 @@ class HistoryView(Struct, frozen=True, kw_only=True):
     """Newest last; all that are kept."""
     swaps: list[SwapReport]
     """Newest last; all that are kept."""
+    calibration: CalibrationView = CalibrationView()
+    """As of now."""
 
 
 class History:
-    """A bounded past: a sample takes 4 kB with a few domains and tenants, and at most about 15 kB."""
+    """A bounded past: a sample takes 4 kB with a few domains and tenants, and at most about 25 kB."""
 
-    def __init__(self, swaps: deque[SwapReport]) -> None:
-        self._swaps = swaps
+    def __init__(self, swaps: deque[SwapReport], calibration: Callable[[], CalibrationView]) -> None:
+        self._swaps, self._calibration = swaps, calibration
         self._epoch = uuid.uuid4().hex
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._gates: deque[GateDecision] = deque(maxlen=MAX_GATES)
@@ -148,6 +157,7 @@ class History:
             samples=[sample for sample in self._samples if sample.number > after],
             gates=list(self._gates),
             swaps=list(self._swaps),
+            calibration=self._calibration(),
         )
 
 

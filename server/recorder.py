@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,8 @@ MAX_SLICES = 24
 """Domains (by draft), and tenants, of one sample that keep their name; the quietest beyond are `other`."""
 _SCRAPE_TIMEOUT_S = 1.0
 _LOAD_LINE = re.compile(
-    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total)(?:\{.*\})? (\S+)$",
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total"
+    r"|inter_token_latency_seconds_(?:sum|count))(?:\{.*\})? (\S+)$",
     re.MULTILINE,
 )
 
@@ -40,8 +42,8 @@ class Recorder:
         self._gateway = gateway
         self._at_s = time.monotonic()
         self._counts = _Counts(gateway)
-        self._generated: dict[tuple[str, str], int] = {}
-        """Tokens by engine id and epoch, as last read."""
+        self._read: dict[tuple[str, str], _Output] = {}
+        """By engine id and epoch, as last read."""
         self._num_gates: int | None = None
         """Decisions the learner had counted; None before its first report."""
 
@@ -57,6 +59,7 @@ class Recorder:
         pages = await self._scrape()
         now_s, counts, before = time.monotonic(), _Counts(gateway), self._counts
         tallies = _grown_tallies(counts.tallies, before.tallies)
+        outputs = [self._output_since(engine, page) for engine, page in pages.items()]
         sample = Sample(
             number=gateway.history.next_number,
             at_s=round(time.time(), 3),
@@ -64,7 +67,10 @@ class Recorder:
             active_version=gateway.drafts.active,
             num_in_flight=gateway.admission.num_in_flight,
             ended=_grown(counts.ended, before.ended),
-            num_tokens=sum(self._generated_since(engine, page) for engine, page in pages.items()),
+            num_tokens=sum(output.num_tokens for output in outputs),
+            first_bytes=tuple(sorted(_grown(counts.first_bytes, before.first_bytes).items())),
+            num_gaps=sum(output.num_gaps for output in outputs),
+            gaps_s=round(sum(output.gaps_s for output in outputs), 4),
             domains=_by_domain(tallies),
             tenants=_by_tenant(tallies),
             routed=_by_path(_grown(counts.routed, before.routed)),
@@ -84,13 +90,13 @@ class Recorder:
         pages = await asyncio.gather(*(_scrape_one(engine) for engine in engines))
         return {engine: page for engine, page in zip(engines, pages, strict=True) if page}
 
-    def _generated_since(self, engine: Engine, page: Mapping[str, float]) -> int:
-        """Tokens since the last reading of this process; none for one met for the first time, whose past has no span."""
-        total = int(page.get("generation_tokens_total", 0.0))
+    def _output_since(self, engine: Engine, page: Mapping[str, float]) -> _Output:
+        """Since the last reading of this process; nothing of one met for the first time, whose past has no span."""
+        total = _Output.read(page)
         key = (engine.id, engine.epoch)
-        last = self._generated.get(key)
-        self._generated = {other: seen for other, seen in self._generated.items() if other[0] != engine.id} | {key: total}
-        return 0 if last is None else max(total - last, 0)
+        last = self._read.get(key)
+        self._read = {other: seen for other, seen in self._read.items() if other[0] != engine.id} | {key: total}
+        return _Output() if last is None else total.since(last)
 
     def _learner(self) -> LearnerPoint | None:
         view = self._gateway.learner.view()
@@ -126,7 +132,33 @@ class _Counts:
         self.num_captured_rows = ledger.num_captured_rows
         self.dropped_rows = dict(ledger.num_dropped_rows)
         self.ended = dict(gateway.traffic.by_outcome)
+        self.first_bytes = dict(gateway.traffic.first_bytes.counts)
         self.routed = gateway.routing_metrics.num_routed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What an engine has generated."""
+
+    num_tokens: int = 0
+    num_gaps: int = 0
+    """vLLM observes one whenever a verify step gives a request tokens after its first (v1/metrics/stats.py), so one per chunk."""
+    gaps_s: float = 0.0
+
+    @classmethod
+    def read(cls, page: Mapping[str, float]) -> _Output:
+        return cls(
+            num_tokens=int(page.get("generation_tokens_total", 0.0)),
+            num_gaps=int(page.get("inter_token_latency_seconds_count", 0.0)),
+            gaps_s=page.get("inter_token_latency_seconds_sum", 0.0),
+        )
+
+    def since(self, last: _Output) -> _Output:
+        return _Output(
+            num_tokens=max(self.num_tokens - last.num_tokens, 0),
+            num_gaps=max(self.num_gaps - last.num_gaps, 0),
+            gaps_s=max(self.gaps_s - last.gaps_s, 0.0),
+        )
 
 
 async def _scrape_one(engine: Engine) -> dict[str, float]:

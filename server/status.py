@@ -40,6 +40,7 @@ class StatusPage:
             capture=self._capture(),
             acceptance=self._acceptance(),
             traffic=self._traffic(),
+            calibration=gateway.calibration(),
         )
 
     def _capture(self) -> CaptureView:

@@ -21,12 +21,14 @@ from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
 from wire.artifact import DraftManifest
-from wire.control import ActivateRequest, CommitReport, EngineStatus, SwapReport
+from wire.control import ActivateRequest, CalibrationView, CommitReport, EngineStatus, SwapReport
 from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
 
 logger = logging.getLogger(__name__)
 
 MAX_HISTORY = 64
+MAX_REASON = 500
+"""Characters of a reason that came with a request."""
 MAX_ROLL_BACKS_IN_A_ROW = 2
 """After that many canaries in a row the learner is not to be trusted: back to the floor."""
 
@@ -45,7 +47,16 @@ class _Result:
 class SwapCoordinator:
     """Owner of the active version."""
 
-    def __init__(self, fleet: Fleet, drafts: Drafts, canary: Canary, metrics: Metrics, *, deadline_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        drafts: Drafts,
+        canary: Canary,
+        metrics: Metrics,
+        *,
+        deadline_s: float,
+        calibration: Callable[[], CalibrationView],
+    ) -> None:
         self.drafts = drafts
         self.history: deque[SwapReport] = deque(maxlen=MAX_HISTORY)
         self.num_roll_backs_in_a_row = 0
@@ -53,6 +64,7 @@ class SwapCoordinator:
         self._canary = canary
         self._metrics = metrics
         self._deadline_s = deadline_s
+        self._calibration = calibration
         self._lock = asyncio.Lock()
         self._rollout: dict[Engine, EngineStatus] | None = None
         """The engines that the swap under way moves, as they were when it began, until it is settled; None where there is none."""
@@ -72,6 +84,7 @@ class SwapCoordinator:
             if not request.force:
                 self.drafts.require_accepted(manifest)
             result = await self._commit(version, manifest)
+            result.reason = "; ".join(part for part in (request.reason[:MAX_REASON], result.reason) if part)
             trusted = self._canary.trusted_version
             self.drafts.advance(version)
             self._canary.begin(version, previous if trusted is None else trusted)
@@ -176,6 +189,7 @@ class SwapCoordinator:
                 result = _Result(previous, str(error), outcome="reverted" if reverted else "refused")
             finally:
                 self._rollout = None
+            calibration = self._calibration()
             report = SwapReport(
                 version=version,
                 previous=result.previous,
@@ -187,6 +201,8 @@ class SwapCoordinator:
                 duration_ms=(time.perf_counter() - started) * 1000,
                 persisted=result.persisted,
                 commits=result.commits,
+                served=next((pair for pair in calibration.pairs if pair.version == result.previous), None),
+                correlation=calibration.correlation,
             )
         self.history.append(report)
         self._metrics.observe_swap(report)

@@ -1,4 +1,4 @@
-"""Traffic: how requests ended. One place counts them for the metrics and for the status page."""
+"""Traffic: how requests began to be answered and how they ended. One place counts them for the metrics, status and history."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from server.latency import Latencies
 from server.metrics import Metrics
 
 SERVED, FAILED, REFUSED, DISCONNECTED = "served", "failed", "refused", "disconnected"
@@ -22,14 +23,18 @@ class Timer:
 
 
 class Traffic:
-    """Counts ends of requests."""
+    """Counts beginnings and ends of answers."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.by_outcome: Counter[str] = Counter()
+        self.first_bytes = Latencies()
+        """Of streamed answers."""
         self._metrics = metrics
 
     def first_byte(self, timer: Timer) -> None:
-        self._metrics.ttft.labels(timer.route).observe(time.perf_counter() - timer.started_s)
+        time_s = time.perf_counter() - timer.started_s
+        self.first_bytes.observe(time_s)
+        self._metrics.ttft.labels(timer.route).observe(time_s)
 
     def finished(self, timer: Timer) -> None:
         self.by_outcome[timer.outcome] += 1

@@ -2,12 +2,13 @@
 
 The two are compared domain by domain and weighted by the new draft's mix, so a shift of traffic between domains is not
 mistaken for a change of the draft. A drop counts only where it is larger than the setting allows and larger than chance
-explains.
+explains. Verify steps of one request are alike, so many of them tell less than their number says: how much less, the design
+effect, is measured on the baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
@@ -16,6 +17,10 @@ from server.tally import Tally, total
 
 NUM_SIGMAS = 3.0
 """The decision is taken anew every second, so chance gets many tries; three sigmas keep false alarms rare."""
+_PRIOR_DESIGN_EFFECT = 4.0
+"""1 + (m - 1) r (Kish 1965) with requests of m = 60 verify steps, of whose variance r = 5 % is between requests."""
+_PRIOR_BATCHES = 4
+"""So many batches the prior is worth."""
 MIN_BASELINE_STEPS = 20
 """A domain with fewer verify steps of the baseline is left out of the comparison."""
 
@@ -42,7 +47,12 @@ class _Comparison:
 
 
 def judge(
-    candidate: Mapping[str, Tally], baseline: Mapping[str, Tally], *, min_verify_steps: int, max_relative_drop: float
+    candidate: Mapping[str, Tally],
+    baseline: Mapping[str, Tally],
+    *,
+    min_verify_steps: int,
+    max_relative_drop: float,
+    design_effect: float,
 ) -> Verdict:
     """The verdict on `candidate` (tallies by domain) against `baseline`."""
     comparisons = [
@@ -58,7 +68,7 @@ def judge(
     weighted = list(zip(weights, comparisons, strict=True))
     candidate_al = 1.0 + sum(weight * one.candidate_mean for weight, one in weighted)
     baseline_al = 1.0 + sum(weight * one.baseline_mean for weight, one in weighted)
-    noise = NUM_SIGMAS * sqrt(sum(weight**2 * one.variance for weight, one in weighted))
+    noise = NUM_SIGMAS * sqrt(design_effect * sum(weight**2 * one.variance for weight, one in weighted))
     drop = baseline_al - candidate_al
     facts = f"AL {candidate_al:.3f} against {baseline_al:.3f} over {num_steps} verify steps (noise bound {noise:.3f})"
     if drop <= max_relative_drop * baseline_al:
@@ -66,6 +76,25 @@ def judge(
     if drop <= noise:
         return Verdict("wait", f"{facts}: a drop, but within noise", num_steps, candidate_al, baseline_al)
     return Verdict("roll_back", f"{facts}: a drop beyond {max_relative_drop:.0%}", num_steps, candidate_al, baseline_al)
+
+
+def measure_design_effect(windows: Iterable[Sequence[Tally]]) -> float:
+    """Variance of a mean over verify steps, as a multiple of what it were if they were independent; at least 1.
+
+    By batch means (Law & Carson, Oper. Res. 27, 1979): each window is a sequence of batches that outlast a request, and the
+    spread of their means is compared with that of single steps. Moderated by a prior: few batches tell little.
+    """
+    excess, num_free = _PRIOR_DESIGN_EFFECT * _PRIOR_BATCHES, _PRIOR_BATCHES
+    for batches in windows:
+        if len(batches) < 2:
+            continue
+        whole = total(batches)
+        depth = _depth(whole)
+        mean, variance = _moments(whole, depth)
+        squares = sum(batch.num_verify_steps * (_moments(batch, depth)[0] - mean) ** 2 for batch in batches)
+        excess += squares / (variance * whole.num_verify_steps)
+        num_free += len(batches) - 1
+    return max(excess / num_free, 1.0)
 
 
 def _compare(candidate: Tally, baseline: Tally) -> _Comparison:

@@ -29,11 +29,14 @@ class GateReport(Struct, frozen=True, kw_only=True):
     candidate_al: float
     incumbent_al: float
     gain_low: float
-    """Lower end of the paired bootstrap interval of candidate minus incumbent."""
+    """Lower end of the interval of candidate minus incumbent, as sure as this look must be."""
     gain_high: float
     num_requests: int
     worst_anchor_domain: str | None = None
+    """None also where the requests spoke against the candidate already, so that no domain was asked."""
     worst_anchor_change: float = 0.0
+    look: int = 1
+    """How many looks at this incumbent there were, this one included: the more, the surer it must be."""
 
 
 class TrainingReport(Struct, frozen=True, kw_only=True):
@@ -44,6 +47,7 @@ class TrainingReport(Struct, frozen=True, kw_only=True):
     """Token visits, repeats counted."""
     num_tokens_distinct: int
     loss: float
+    """Running mean KL to the target, nats."""
     seed: int
 
 

@@ -120,6 +120,8 @@ class ActivateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expected_active: int
     force: bool = False
     """Skip the gate verdict in the manifest; integrity checks always hold."""
+    reason: str = ""
+    """Why, for people: it becomes the swap's reason. At most 500 characters are kept."""
 
 
 class LearnerReport(Struct, frozen=True, kw_only=True):
@@ -131,6 +133,7 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     sent_at_s: float
     num_steps: int
     loss: float | None
+    """Running mean KL of the draft from the target, nats, whatever the objective."""
     tokens_per_s: float
     num_tokens_seen: int
     buffer_requests: int
@@ -159,7 +162,8 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     num_dropped_requests: int = 0
     """Captured requests forgotten because a training step or a judgement failed with them."""
     outcome: str = ""
-    """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated."""
+    """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated, nor
+    that a warm one came back."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):
@@ -215,6 +219,28 @@ class CanaryView(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class CalibrationPair(Struct, frozen=True, kw_only=True):
+    """What the gate said of a draft, and what it did."""
+
+    version: int
+    simulated_al: float
+    """On held-out requests, before it served."""
+    served_al: float
+    """Over all it served, at the full depth: 1 plus the accepted share of the proposals at each position."""
+    num_verify_steps: int
+
+
+class CalibrationView(Struct, frozen=True, kw_only=True):
+    """How simulated AL goes with served AL, over the drafts that served long enough to tell."""
+
+    pairs: tuple[CalibrationPair, ...] = ()
+    """By ascending version."""
+    bias: float | None = None
+    """Mean of served less simulated AL; absent without a pair."""
+    correlation: float | None = None
+    """Pearson's; absent below three pairs, or where all are alike."""
+
+
 class SwapReport(Struct, frozen=True, kw_only=True):
     """One attempt to change the active draft, and what came of it. Also the answer to activate and rollback."""
 
@@ -232,6 +258,10 @@ class SwapReport(Struct, frozen=True, kw_only=True):
     """False: the engines serve it, but the pointer on disk could not be written."""
     commits: dict[str, CommitReport] = {}
     """By engine id."""
+    served: CalibrationPair | None = None
+    """Of the draft that was active until then; absent where it did not serve long enough, or no gate judged it."""
+    correlation: float | None = None
+    """Of simulated with served AL over all drafts, as of this swap."""
 
 
 class LearnerView(Struct, frozen=True, kw_only=True):
@@ -296,6 +326,7 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     acceptance: AcceptanceView | None
     """Of the active version; absent until something is measured."""
     traffic: TrafficView
+    calibration: CalibrationView = CalibrationView()
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,17 +98,19 @@ class DraftStore:
         fsync_path(self.root)
         return version
 
-    def prune(self, keep: int) -> list[int]:
-        """Remove all but the newest `keep` versions, never the active one, its parent or the floor; returns what went.
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` versions, never one of `spare`, the active one, its parent or the floor.
+
+        Returns what went.
 
         Raises ArtifactError where the active one cannot be read: its parent is not known then.
         """
         with self._writing():
-            return self._prune(keep)
+            return self._prune(keep, spare)
 
-    def _prune(self, keep: int) -> list[int]:
+    def _prune(self, keep: int, spare: Collection[int]) -> list[int]:
         versions = self.versions()
-        kept: set[int | None] = {self.active(), self.floor(), *versions[-keep:]}
+        kept: set[int | None] = {self.active(), self.floor(), *spare, *versions[-keep:]}
         active = self.active()
         if active is not None and active in versions:
             kept.add(self.manifest(active).parent)

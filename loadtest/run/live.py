@@ -5,7 +5,6 @@ On standard error: standard output is for results.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,14 +43,20 @@ class LiveLine:
     async def run(self) -> None:
         """Show it until cancelled."""
         console = Console(stderr=True)
-        with self._terminal(console) if console.is_terminal else self._plain() as show:
+        with self.shown_on(console) as show:
             while True:
                 show()
                 await self._clock.until(self._clock.now_s() + (_TERMINAL_EVERY_S if console.is_terminal else _PLAIN_EVERY_S))
 
     @contextmanager
-    def _plain(self) -> Iterator[Callable[[], None]]:
-        yield lambda: print(f"{self._clock.now_s():6.0f} s  {self.text()}", file=sys.stderr, flush=True)
+    def shown_on(self, console: Console) -> Iterator[Callable[[], None]]:
+        """Yields what shows the present state."""
+        with self._terminal(console) if console.is_terminal else self._plain(console) as show:
+            yield show
+
+    @contextmanager
+    def _plain(self, console: Console) -> Iterator[Callable[[], None]]:
+        yield lambda: print(f"{self._clock.now_s():6.0f} s  {self.text()}", file=console.file, flush=True)
 
     @contextmanager
     def _terminal(self, console: Console) -> Iterator[Callable[[], None]]:

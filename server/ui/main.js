@@ -6,12 +6,13 @@ import { byId, h, patch } from "./dom.js";
 import * as panels from "./panels.js";
 import { Cursor, Plot, niceTicks, swatch } from "./plot.js";
 import * as series from "./series.js";
-import { clock, fixed, percent, rate, short, span } from "./words.js";
+import { clock, fixed, milliseconds, percent, rate, short, shortTime, span } from "./words.js";
 
 const EVERY_MS = 2000;
 const SLOW_EVERY = 5; // drafts and stores are read once in so many rounds
 const STALE_AFTER_S = 7;
 const MAX_LINES = 7;
+const LEAST_LATENCY_S = 0.02; // the top of the axis where everything is faster
 
 const state = {
   past: new series.Past(),
@@ -22,6 +23,7 @@ const state = {
   windowS: 900,
   view: "domain",
   unit: "tokens",
+  latency: "first",
   hidden: new Set(),
   lastOk: 0, // this machine's clock, ms
   shownAt: 0, // when the tab came to the front; nothing is read behind it
@@ -35,6 +37,7 @@ const cursor = new Cursor();
 const reading = byId("plot-reading");
 const lengthPlot = new Plot(byId("plot-al"), cursor, { label: "Acceptance over time", tall: true, reading });
 const throughputPlot = new Plot(byId("plot-throughput"), cursor, { label: "Throughput over time", tall: false, reading });
+const latencyPlot = new Plot(byId("plot-latency"), cursor, { label: "Latency over time", tall: false, reading });
 const capture = new CaptureControl(refresh);
 
 // ---- reading
@@ -124,20 +127,17 @@ function drawPlots() {
   legend(lines);
   const shown = lines.filter((line) => !state.hidden.has(line.name));
   lengthPlot.draw({ ...time, marks, lines: shown, ...(state.view === "domain" ? lengthScale(shown) : shareScale()) });
+  const below = { ...time, marks: marks.filter((mark) => mark.lane === 0), area: true };
   const rates = state.unit === "tokens" ? tokenLines(bins) : requestLines(bins);
-  const ticks = niceTicks(0, Math.max(1, ...rates.flatMap((line) => line.points.map((point) => point[1]))), 3);
-  throughputPlot.draw({
-    ...time,
-    marks: marks.filter((mark) => mark.lane === 0),
-    lines: rates,
-    area: true,
-    min: 0,
-    max: ticks.at(-1),
-    ticks,
-    tickFormat: short,
-    format: rate,
-    empty: "No sample yet.",
-  });
+  throughputPlot.draw({ ...below, lines: rates, ...scaleFromZero(rates, 1), tickFormat: short, format: rate, empty: "No sample yet." });
+  const times = state.latency === "first" ? firstByteLines(bins) : gapLines(bins);
+  const empty = state.latency === "first" ? "No streamed answer began in this window." : "No answer had two chunks in this window.";
+  latencyPlot.draw({ ...below, lines: times, ...scaleFromZero(times, LEAST_LATENCY_S), tickFormat: shortTime, format: milliseconds, empty });
+}
+
+function scaleFromZero(lines, least) {
+  const ticks = niceTicks(0, Math.max(least, ...lines.flatMap((line) => line.points.map((point) => point[1]))), 3);
+  return { min: 0, max: ticks.at(-1), ticks };
 }
 
 function tokenLines(bins) {
@@ -152,6 +152,13 @@ function requestLines(bins) {
   }
   return lines;
 }
+
+const firstByteLines = (bins) => [
+  { name: "p50", style: "throughput", points: series.line(bins, (samples) => series.firstByte(samples, 0.5)) },
+  { name: "p99", style: "series-1", points: series.line(bins, (samples) => series.firstByte(samples, 0.99)) },
+];
+
+const gapLines = (bins) => [{ name: "mean", style: "throughput", points: series.line(bins, series.meanGap) }];
 
 function domainLines(bins) {
   const recent = bins.flatMap((bin) => bin.samples);
@@ -204,6 +211,7 @@ function legend(lines) {
 function choose(groupId, name, value) {
   for (const button of byId(groupId).children) button.setAttribute("aria-pressed", String(button.dataset[name] === String(value)));
   byId("timeline-title").textContent = state.view === "domain" ? "Acceptance length" : "Acceptance rate";
+  byId("latency-note").textContent = state.latency === "first" ? "from a request's arrival, p50 and p99 of streamed answers" : "mean over all answers, as the engines count it";
 }
 
 function installChoices() {
@@ -225,6 +233,12 @@ function installChoices() {
     choose("units", "unit", state.unit);
     if (state.status) drawPlots();
   });
+  byId("latencies").addEventListener("click", ({ target }) => {
+    if (!target.dataset.latency) return;
+    state.latency = target.dataset.latency;
+    choose("latencies", "latency", state.latency);
+    if (state.status) drawPlots();
+  });
   byId("legend").addEventListener("click", ({ target }) => {
     const name = target.closest("[data-line]")?.dataset.line;
     if (name === undefined) return;
@@ -234,6 +248,7 @@ function installChoices() {
   choose("windows", "window", state.windowS);
   choose("views", "view", state.view);
   choose("units", "unit", state.unit);
+  choose("latencies", "latency", state.latency);
 }
 
 // ---- the token

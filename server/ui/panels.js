@@ -166,7 +166,15 @@ export function decisions(state) {
   const items = entries.slice(0, SHOWN_DECISIONS).map(({ at, element, about }) => element(about, moment(at, past.nowS)));
   patch(byId("decisions"), items.length ? h("ol", { class: "entries" }, items) : h("p", { class: "empty-text" }, "No swap and no gate decision yet."));
   const counts = state.status.learner.report?.num_gate_decisions;
-  patch(byId("gate-counts"), counts ? `gate: ${count(counts.accepted ?? 0)} accepted, ${count(counts.rejected ?? 0)} rejected` : "");
+  const decided = counts && `gate: ${count(counts.accepted ?? 0)} accepted, ${count(counts.rejected ?? 0)} rejected`;
+  patch(byId("gate-counts"), [decided, calibrated(past.calibration)].filter(Boolean).join("; "));
+}
+
+// How far the gate's simulated AL can be trusted.
+function calibrated({ pairs, bias, correlation }) {
+  if (!pairs.length) return "";
+  const known = correlation === null || correlation === undefined ? "" : `, correlation ${correlation.toFixed(2)}`;
+  return `served less simulated AL ${signed(bias)}${known} (${count(pairs.length)} drafts)`;
 }
 
 export function swapKind(swap) {

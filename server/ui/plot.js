@@ -55,7 +55,7 @@ export class Plot {
     if (!width || !height) return;
     const isNarrow = width < 640;
     const lanes = this.tall ? 2 * LANE + 6 : 0;
-    this.area = { left: 40, right: width - (isNarrow ? 10 : 120), top: 10, bottom: height - 22 - lanes };
+    this.area = { left: 48, right: width - (isNarrow ? 10 : 120), top: 10, bottom: height - 22 - lanes };
     this.scale(data);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const parts = [this.grid(data), this.shades(data), this.shape(data), this.lines(data)];

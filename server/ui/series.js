@@ -9,6 +9,7 @@ export class Past {
     this.samples = [];
     this.gates = [];
     this.swaps = [];
+    this.calibration = { pairs: [] };
     this.nowS = 0;
   }
 
@@ -31,6 +32,7 @@ export class Past {
     while (this.samples.length && this.samples[0].at_s < oldest) this.samples.shift();
     this.gates = view.gates;
     this.swaps = view.swaps;
+    this.calibration = view.calibration;
     this.nowS = view.now_s;
     return true;
   }
@@ -64,6 +66,23 @@ export const spans = (samples) => samples.flatMap((sample) => sample.domains ?? 
 export function perSecond(samples, pick) {
   const duration = seconds(samples);
   return duration ? pick(samples) / duration : null;
+}
+
+// The time within which that share of the streamed answers had begun; null where none began.
+export function firstByte(samples, share) {
+  const classes = samples.flatMap((sample) => sample.first_bytes ?? []).sort((left, right) => left[0] - right[0]);
+  let rank = Math.ceil(share * sum(classes, ([, number]) => number));
+  for (const [time, number] of classes) {
+    rank -= number;
+    if (rank <= 0) return time;
+  }
+  return null;
+}
+
+// Mean time between two chunks of one answer; null where none had two.
+export function meanGap(samples) {
+  const number = sum(samples, (sample) => sample.num_gaps ?? 0);
+  return number ? sum(samples, (sample) => sample.gaps_s ?? 0) / number : null;
 }
 
 // AL of some spans; null where too few steps were verified to tell.

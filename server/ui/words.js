@@ -32,6 +32,9 @@ export function milliseconds(seconds) {
   return seconds < 10 ? `${(1000 * seconds).toFixed(0)} ms` : span(seconds);
 }
 
+// For the ends of axes, of seconds.
+export const shortTime = (value) => (value === 0 ? "0" : value < 1 ? milliseconds(value) : `${short(value)} s`);
+
 export function clock(atS, withSeconds = true) {
   const at = new Date(1000 * atS);
   const part = (value) => String(value).padStart(2, "0");

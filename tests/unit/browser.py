@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+ABSENT = "no Chromium on this machine: apt-get install chromium"
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
 START_S = 240.0
 """For the browser's first start on a busy machine."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import ABSENT
 
 UNIT = Path(__file__).parent
 RIGS = (
@@ -28,6 +29,7 @@ RIGS = (
     "server/routing/test_routing_kv_events.py",
     "server/test_*.py",
     "test_light_imports.py",
+    "test_without_a_browser.py",
 )
 
 
@@ -35,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(UNIT) and any(item.path.relative_to(UNIT).match(pattern) for pattern in RIGS):
             item.add_marker("rig")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A run that looked at no page in a browser says so in its last lines, not only among its skips."""
+    num_skipped = sum(ABSENT in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))
+    if num_skipped:
+        terminalreporter.write_line(f"Pages were not looked at, {num_skipped} tests: {ABSENT}", yellow=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

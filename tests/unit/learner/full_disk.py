@@ -30,7 +30,7 @@ def main(target_dir: Path, state_dir: Path) -> None:
     training = TrainingReport(num_steps=1, num_tokens_seen=1, num_tokens_distinct=1, loss=1.0, seed=0)
     gate = GateReport(accepted=True, reason="", candidate_al=2.0, incumbent_al=1.0, gain_low=0.5, gain_high=1.5, num_requests=8)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LIMIT_BYTES, _LIMIT_BYTES))
-    print(publisher._publish(draft, training, gate, 0), publisher.last_outcome, sep="\n")
+    print(publisher._publish(draft, training, gate, 0)[1], publisher.last_outcome, sep="\n")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def running(config, connect_engine):
     thread = threading.Thread(target=run, args=(session, stopping))
     thread.start()
     engine = connect_engine(session.receiver.endpoint)
-    for n in range(24):
+    for n in range(48):
         engine.serve(f"r{n}", first=n, prompt=3 + n % 5, total=24)
     yield session
     stopping.set()
@@ -123,6 +123,8 @@ def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
         first._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=True)
     while first.trainer.num_steps < 3:
         first.train()
+    first.publisher.num_looks[0] = 7
+    first.publisher.warm.champions["t/code"] = 0
     first.close()
     second = LearningSession(config(), 0)
     assert second.trainer.num_steps == 3
@@ -130,6 +132,8 @@ def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
     assert second.replay.visits() == first.replay.visits()
     assert torch.equal(second.trainer.core.fc.weight, first.trainer.core.fc.weight)
     assert second.origin == "its checkpoint at step 3"
+    assert second.publisher.num_looks == {0: 7}
+    assert second.publisher.warm.champions == {"t/code": 0}
     second.close()
 
 

@@ -59,7 +59,7 @@ def test_a_better_draft_is_published_and_activated(publisher, trained, replay, g
     owner = publisher()
     assert owner.consider(trained, TRAINING, replay, 0) == "accepted"
     ((version, body, headers),) = gateway.activations
-    assert (version, body) == (1, {"expected_active": 0, "force": False})
+    assert (version, body) == (1, {"expected_active": 0, "force": False, "reason": owner.last_gate.reason})
     assert headers["Authorization"] == "Bearer secret"
     assert headers["Idempotency-Key"].startswith("learner-1-")
     manifest = gateway.store.verify(1)
@@ -101,14 +101,17 @@ def test_a_full_disk_is_survived(gateway, target_dir, state_dir):
     assert not list(gateway.store.root.glob(".staging-*"))
 
 
-def test_only_the_active_draft_and_the_floor_stay_in_memory(publisher, trained, replay, gateway, spec, target_dir, target):
+def test_only_the_active_draft_the_floor_and_the_last_one_used_stay_in_memory(
+    publisher, trained, replay, gateway, spec, target_dir, target
+):
     owner = publisher()
     gateway.store.set_floor(0)
+    assert owner.consider(trained, TRAINING, replay, 0) == "accepted"
     for _ in range(3):
         worse = create_random_draft(gateway.store, spec, target_dir, seed=5)
         gateway.store.set_active(worse)
-        assert owner.consider(trained, TRAINING, replay, worse) == "accepted"
-        assert owner._drafts.keys() <= {0, gateway.store.active()}
+        assert owner.consider(trained, TRAINING, replay, worse) == "returned"
+        assert len(owner._published._held) <= 3
 
 
 def test_a_request_that_cannot_be_scored_is_handed_out_and_the_others_decide(publisher, trained, replay):
@@ -127,17 +130,18 @@ def test_too_little_evidence_publishes_nothing(publisher, trained, gateway):
     assert gateway.store.versions() == [0]
 
 
-def test_a_winning_floor_is_activated_by_force(publisher, trained, replay, gateway, spec, target_dir):
+def test_a_winning_floor_is_activated_by_force(publisher, trained, replay, gateway, spec, target_dir, target):
     owner = publisher()
     owner.consider(trained, TRAINING, replay, 0)
     gateway.store.set_floor(1)
     worse = create_random_draft(gateway.store, spec, target_dir, seed=5)
     gateway.store.set_active(worse)
-    candidate = random_draft(spec, target_dir, owner._target, seed=6)
+    candidate = random_draft(spec, target_dir, target, seed=6)
     assert owner.consider(candidate, TRAINING, replay, worse) == "floor"
-    assert gateway.activations[-1][:2] == (1, {"expected_active": worse, "force": True})
-    assert gateway.store.active() == 1
-    assert owner.last_activated is None
+    version, body, _ = gateway.activations[-1]
+    assert (version, body["expected_active"], body["force"]) == (1, worse, True)
+    assert body["reason"].startswith("floor: gain of +")
+    assert gateway.store.active() == owner.last_activated == 1
 
 
 def test_old_versions_are_pruned_but_never_the_active_or_its_parent(publisher, trained, replay, gateway, spec, target_dir):

@@ -148,7 +148,7 @@ def test_dropped_requests_are_gone_from_everywhere(make_request):
 
 def test_nothing_forgotten_is_drawn_or_counted_again(make_request, target):
     replay = Replay(settings(), 64, seed=0)
-    teachers = TeacherCache(hard_weight=0.0, temperature=1.0)
+    teachers = TeacherCache(temperature=1.0)
     head = Head.of_target(DraftVocabulary(torch.arange(64), 64), target.head_VD)
     for n in range(300):
         teachers.forget(replay.add(make_request(f"k{n}", prompt_key=f"p{n}")))

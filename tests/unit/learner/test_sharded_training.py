@@ -18,6 +18,7 @@ from drafter.artifact import load_draft
 from drafter.credit import Outcome
 from learner.lead import deal
 from learner.orders import Learn, decode, encode
+from learner.request import CapturedRequest
 from learner.sharded import _owned
 from learner.trainer import Trainer
 from wire.store import DraftStore
@@ -32,50 +33,69 @@ def torchrun(*arguments: str, num_ranks: int = 2) -> list[str]:
 
 @pytest.fixture
 def new_trainer(state_dir, spec, target):
-    return lambda: Trainer(load_draft(DraftStore(state_dir), 0, spec, target), target, training_run.SETTINGS)
+    def build(objective: str) -> Trainer:
+        return Trainer(load_draft(DraftStore(state_dir), 0, spec, target), target, training_run.settings_of(objective))
+
+    return build
 
 
 @pytest.fixture
 def requests(make_request):
-    """Of different lengths."""
-    return [make_request(f"r{n}", first=n, prompt=3 + n, total=12 + 3 * n) for n in range(4)]
+    """Of different lengths, with verdicts; each proposal is what follows in the text, or else the token after it."""
+
+    def build(n: int) -> CapturedRequest:
+        request = make_request(f"r{n}", first=n, prompt=3 + n, total=12 + 3 * n)
+        tokens = request.rows.next_tokens_T.tolist()
+        outcomes = {p: Outcome((tokens[p + 1], tokens[p + 2], tokens[p + 3] + 1), (p + n) % 3, 0) for p in range(3 + n, 8 + n)}
+        return replace(request, outcomes=outcomes)
+
+    return [build(n) for n in range(4)]
 
 
 @pytest.fixture
 def runs(tmp_path, new_trainer, requests, target):
-    """The same run on one process and on two."""
-    trainer = new_trainer()
-    for _ in range(3):
-        trainer.step(requests)
-    start = trainer.tensors()
-    save_file(start, tmp_path / "start.safetensors")
+    """By objective, the same run on one process and on two."""
+    starts = {}
+    for objective in training_run.CLIP_NORMS:
+        trainer = new_trainer(objective)
+        for _ in range(3):
+            trainer.step(requests)
+        starts[objective] = trainer.tensors()
+        save_file(starts[objective], tmp_path / f"start.{objective}.safetensors")
     (tmp_path / "requests").write_bytes(encode(Learn(tuple(requests), 1.0, 1.0, 1.0, ())))
-    command = torchrun(str(PROGRAM), str(tmp_path))
     done = subprocess.run(
-        command,
+        torchrun(str(PROGRAM), str(tmp_path), *starts),
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return training_run.train(new_trainer(), target, start, requests), load_file(tmp_path / "found.safetensors")
+    found = {}
+    for objective, start in starts.items():
+        with training_run.exact_muon():
+            alone = training_run.train(new_trainer(objective), target, start, requests)
+        found[objective] = (alone, load_file(tmp_path / f"found.{objective}.safetensors"))
+    return found
 
 
 def test_two_ranks_train_as_one_process_does(runs, new_trainer, requests, target):
-    alone, together = runs
-    assert alone.keys() == together.keys()
-    assert alone["_not_a_number"] == 1
-    assert alone["_no_such_token"] == 2
-    assert alone["moved_by_failures"] == 0
-    assert float((alone["state.core.fc.weight"] - new_trainer().core.fc.weight.detach()).abs().max()) > 0.01
-    for name, value in alone.items():
-        torch.testing.assert_close(together[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    untrained = new_trainer("kl").core.fc.weight.detach()
+    for objective, (alone, together) in runs.items():
+        assert alone.keys() == together.keys()
+        assert alone["_not_a_number"] == 1
+        assert alone["_no_such_token"] == 2
+        assert alone["moved_by_failures"] == 0
+        assert float((alone["state.core.fc.weight"] - untrained).abs().max()) > 0.01
+        for name, value in alone.items():
+            torch.testing.assert_close(
+                together[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=f"{objective} {name}": f"{name}: {text}"
+            )
 
-    trainer = new_trainer()  # what two ranks saved goes on in one process
-    trainer.load({name.removeprefix("state."): value for name, value in together.items() if name.startswith("state.")})
-    trainer.set_head(training_run.other_head(target))
-    assert trainer.step(requests).loss == pytest.approx(float(together["losses"][-1]), rel=1e-5)
+        trainer = new_trainer(objective)  # what two ranks saved goes on in one process
+        trainer.load({name.removeprefix("state."): value for name, value in together.items() if name.startswith("state.")})
+        trainer.set_head(training_run.other_head(target))
+        assert trainer.step(requests).loss == pytest.approx(float(together["losses"][-1]), rel=1e-5, abs=1e-6)
 
 
 def test_shares_are_of_much_the_same_size_and_the_first_rank_always_has_one(make_request):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -12,15 +11,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
+from alphabet_target import write_target
 
 from loadtest.client import StreamResult, new_session
 from loadtest.closed_loop import keep_busy
 from loadtest.exposition import total
 from loadtest.mock_engine import Pace
 from loadtest.processes import running_process
-from loadtest.recital import LETTERS, MODEL, is_recital
+from loadtest.recital import MODEL, is_recital
 from loadtest.rig import MockAddress, gateway_config, mock_addresses, running_gateway
 from loadtest.traffic import Prompt
 
@@ -32,15 +30,7 @@ pytestmark = pytest.mark.rig
 
 @pytest.fixture
 def target_dir(tmp_path: Path) -> Path:
-    """The alphabet's tokenizer, with which the gateway puts what an engine said before the next one goes on."""
-    vocabulary = {letter: index for index, letter in enumerate(LETTERS)}
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = decoders.Fuse()
-    directory = tmp_path / "target"
-    directory.mkdir()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "config.json").write_text(json.dumps({"vocab_size": len(vocabulary)}))
-    return directory
+    return write_target(tmp_path / "target")
 
 
 def test_no_client_notices_that_engines_are_killed_in_turn_and_twice(target_dir: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, chromium
+from browser import chromium, needs_chromium
 from msgspec.structs import replace
 from written_run import ENDED, STEADY, request, sample, write_run
 
@@ -398,7 +398,7 @@ def test_a_run_without_speculation_has_no_words_about_it(tmp_path: Path) -> None
 
 
 @pytest.mark.rig
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+@needs_chromium
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
 def test_the_page_is_readable_in_a_browser_and_asks_for_nothing(
     width: int, scheme: str, reported: Reported, tmp_path: Path

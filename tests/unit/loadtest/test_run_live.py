@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from run_rig import phase, scenario
 
 from loadtest.records import ActionRecord, EngineSample, RequestRecord, RunRecord, Swap, SystemSample
@@ -45,6 +48,51 @@ def test_the_line_tells_what_became_of_requests_and_of_the_system() -> None:
     swap = Swap(at_s=1, version=3, previous=2, outcome="committed", trigger="activate")
     line.see(sample(20, 13, swaps=[swap], engines={"engine-0": EngineSample(ready=False, draining=False)}))
     assert line.text().endswith("draft 3 | AL 1.80 | swaps 1 | engine-0 is not ready")
+
+
+class Stopped(Clock):
+    """A clock that shows what it is told to."""
+
+    shown_s = 0.0
+
+    def now_s(self) -> float:
+        return self.shown_s
+
+
+def bar_of(screen: str) -> tuple[str, int]:
+    """The last line with the bar that was drawn, and how many of its cells are full."""
+    (*_, line) = [line for line in screen.splitlines() if "━" in line]
+    full = re.search(r"━+", re.sub(r"\x1b\[[0-9;]*m", "|", line).strip("|"))
+    assert full is not None
+    return line, len(full[0])
+
+
+def test_a_terminal_sees_a_bar_that_grows_above_the_line() -> None:
+    clock, tally, file = Stopped(), Tally(SCENARIO), io.StringIO()
+    line = LiveLine(SCENARIO, tally, clock)
+    console = Console(force_terminal=True, file=file, width=100, color_system="standard", legacy_windows=False)
+    widths = []
+    with line.shown_on(console) as show:
+        for clock.shown_s in (2.0, 5.0, 10.0, 99.0):
+            tally.begin()
+            file.truncate(0)
+            show()
+            first, full = bar_of(file.getvalue())
+            assert first.index(SCENARIO.name) < first.index("━")
+            assert f"sent {tally.num_sent}" in file.getvalue()
+            widths.append(full)
+    assert widths == [8, 20, 40, 40], "of forty cells, and full at the end however long the last answers take"
+
+
+def test_without_a_terminal_it_is_one_plain_line_each_time() -> None:
+    clock, file = Stopped(), io.StringIO()
+    line = LiveLine(SCENARIO, Tally(SCENARIO), clock)
+    with line.shown_on(Console(file=file)) as show:
+        for clock.shown_s in (10.0, 20.0):
+            show()
+    first, second = file.getvalue().splitlines()
+    assert (first.split()[:3], second.split()[:3]) == (["10", "s", "sent"], ["20", "s", "sent"])
+    assert "\x1b" not in file.getvalue()
 
 
 def test_lags_are_counted_between_warm_up_and_cool_down_and_in_open_loops_only() -> None:

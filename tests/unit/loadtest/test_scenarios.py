@@ -88,7 +88,8 @@ def test_a_small_variant_goes_through_the_same_in_seconds(name: str) -> None:
     assert small.duration_s <= 10
     assert len(planned(small)) < 80
     assert small.duration_s < full.duration_s / 10
-    assert {action.do for action in small.action} == {action.do for action in full.action}
+    done, small_done = ([(action.do, action.process) for action in one.action] for one in (full, small))
+    assert small_done == done
     for lane, small_lane in zip(full.lane, small.lane, strict=True):
         assert small_lane.name == lane.name
         assert small_lane.max_tokens <= lane.max_tokens

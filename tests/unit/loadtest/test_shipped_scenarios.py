@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kept_system import kept_system
 from samples import fill
 
 from loadtest.mock_engine import SPEC, Pace
@@ -22,6 +23,7 @@ from loadtest.report.analysis import analyse
 from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.scenario import SHIPPED
+from loadtest.statistics import Interval
 from wire.store import DraftStore
 
 SIDE_BY_SIDE = sorted(path.stem for path in SHIPPED.glob("*.small.toml") if not path.stem.startswith("faults"))
@@ -105,12 +107,27 @@ def read_back_by_their_reports(runs: Mapping[str, Path]) -> None:
     assert sum(line.startswith("Shift at") for line in lines) == 3
 
 
-def test_clients_do_not_notice_the_small_variant_of_faults(tmp_path: Path) -> None:
-    async def run() -> tuple[RunRecord, list[RequestRecord]]:
-        async with local_system(tmp_path / "state"):
-            return await bench_run("faults.small", tmp_path / "state", tmp_path / "out")
+def test_clients_notice_of_the_small_variant_of_faults_the_death_of_the_gateway_alone(tmp_path: Path) -> None:
+    async def run() -> tuple[RunRecord, list[RequestRecord], Interval]:
+        async with kept_system(tmp_path / "state") as keeper:
+            record, requests = await bench_run("faults.small", tmp_path / "state", tmp_path / "out")
+            await keeper.until_up("learner", "engine-0", "gateway")
+            assert {name: len(outages) for name, outages in keeper.outages.items()} == {
+                "learner": 1,
+                "engine-0": 1,
+                "gateway": 1,
+            }
+            return record, requests, keeper.outages["gateway"][0]
 
-    record, requests = asyncio.run(run())
-    assert whole(record, requests) == {}
-    assert [(action.do, action.process) for action in record.actions] == [("kill", "engine-0")]
-    assert max(one.ended_at_s for one in requests) > record.actions[0].at_s + 1
+    record, requests, outage = asyncio.run(run())
+    assert [(action.do, action.process, action.problem) for action in record.actions] == [
+        ("kill", "learner", None),
+        ("kill", "engine-0", None),
+        ("kill", "gateway", None),
+    ]
+    assert record.is_valid, record.invalid_reasons
+    killed_at_s, back_at_s = record.actions[-1].at_s, outage.end_s - record.started_at_s
+    noticed = [one for one in requests if one.outcome != "ok"]
+    assert noticed, "a gateway that dies takes its answers with it"
+    assert [one.error for one in noticed if one.ended_at_s < killed_at_s or one.sent_at_s > back_at_s] == []
+    assert {one.domain for one in requests if one.outcome == "ok"} == {"human_eval", "sharegpt"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from server.acceptance import BATCHES_PER_WINDOW, Window
 from server.tally import Tally
-from server.verdict import judge
+from server.verdict import judge, measure_design_effect
 
 
 def tally(num_steps: int, *accepted: int) -> Tally:
@@ -11,7 +15,7 @@ def tally(num_steps: int, *accepted: int) -> Tally:
 
 
 def verdict(candidate: dict[str, Tally], baseline: dict[str, Tally]):  # type: ignore[no-untyped-def]
-    return judge(candidate, baseline, min_verify_steps=200, max_relative_drop=0.10)
+    return judge(candidate, baseline, min_verify_steps=200, max_relative_drop=0.10, design_effect=1.0)
 
 
 def test_equal_or_better_passes() -> None:
@@ -64,3 +68,78 @@ def test_other_depth_is_no_regression() -> None:
     assert verdict(shallow, baseline).outcome == "pass"
     off_by_load = {"code": Tally(1000, (1000, 500, 500), (700, 250, 150))}
     assert verdict(off_by_load, baseline).outcome == "pass"
+
+
+def test_a_drop_within_the_noise_of_requests_that_are_alike_waits() -> None:
+    numbers = {"code": tally(200, 100, 60, 30)}, {"code": tally(2500, 1800, 1200, 800)}
+    outcomes = [
+        judge(*numbers, min_verify_steps=200, max_relative_drop=0.10, design_effect=effect).outcome for effect in (1.0, 40.0)
+    ]
+    assert outcomes == ["roll_back", "wait"]
+
+
+def test_the_design_effect_of_nothing_is_the_prior_and_of_equal_batches_less() -> None:
+    assert measure_design_effect([]) == measure_design_effect([[tally(200, 100)]]) == pytest.approx(4.0)
+    assert measure_design_effect([[tally(200, 100)] * 10]) == pytest.approx(4 * 4 / 13)
+
+
+def test_the_design_effect_grows_with_the_spread_of_batches() -> None:
+    """Batches of 200 steps that accept 100, give or take 30: 18 times the variance of independent steps."""
+    batches = [tally(200, 130), tally(200, 70)] * 5
+    assert measure_design_effect([batches]) == pytest.approx((16 + 10 * 200 * 0.15**2 / 0.25) / 13)
+
+
+class Requests:
+    """Verify steps of three requests at a time, each of which has an acceptance of its own."""
+
+    def __init__(self, rng: np.random.Generator, acceptance: float) -> None:
+        self._rng, self._acceptance = rng, acceptance
+        self._left: list[tuple[int, float]] = []
+
+    def second(self) -> Tally:
+        self._left = [one for one in self._left if one[0] > 0]
+        while len(self._left) < 3:
+            self._left.append(
+                (int(self._rng.integers(20, 100)), float(np.clip(self._rng.normal(self._acceptance, 0.12), 0, 1)))
+            )
+        accepted = np.zeros(3, dtype=int)
+        for _, acceptance in self._left:
+            survivors = 8
+            for depth in range(3):
+                survivors = self._rng.binomial(survivors, acceptance)
+                accepted[depth] += survivors
+        self._left = [(left - 8, acceptance) for left, acceptance in self._left]
+        return tally(24, *accepted.tolist())
+
+
+def watch(seed: int, acceptance: float) -> str:
+    """How a canary ends over a draft of that acceptance, after one of 0.45."""
+    rng = np.random.default_rng(seed)
+    baseline, candidate = Window(2000), Tally()
+    before, after = Requests(rng, 0.45), Requests(rng, acceptance)
+    for _ in range(100):
+        baseline.add(before.second())
+    effect = measure_design_effect([baseline.batches])
+    for _ in range(300):
+        candidate += after.second()
+        result = judge(
+            {"d": candidate}, {"d": baseline.tally}, min_verify_steps=200, max_relative_drop=0.1, design_effect=effect
+        )
+        if result.outcome != "wait":
+            return result.outcome
+    return "undecided"
+
+
+def test_a_draft_that_is_as_good_is_seldom_rolled_back_and_a_bad_one_mostly() -> None:
+    """Three sigmas of independent steps would roll back one equal draft in eight."""
+    assert sum(watch(seed, 0.45) == "roll_back" for seed in range(150)) / 150 < 0.06
+    assert sum(watch(seed, 0.25) == "roll_back" for seed in range(50)) / 50 > 0.85
+
+
+def test_a_window_is_kept_in_batches_of_a_tenth() -> None:
+    window = Window(1000)
+    for _ in range(300):
+        window.add(tally(9, 5))
+    assert 1000 <= window.tally.num_verify_steps < 1000 + 2 * 108
+    assert all(batch.num_verify_steps == 108 for batch in window.batches)
+    assert len(window.batches) >= BATCHES_PER_WINDOW - 1

@@ -27,7 +27,6 @@ ALERTS = yaml.safe_load((ROOT / "ops" / "prometheus" / "alerts.yml").read_text()
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 OF_PROMETHEUS = {"up"}
 LABELS_OF_PROMETHEUS = {"instance", "job", "le"}
-LABELS_OF_VLLM = {"engine", "model_name"}
 SUFFIXES = {"_counter_cls": ("_total",), "_gauge_cls": ("",), "_histogram_cls": ("_bucket", "_sum", "_count")}
 VARIABLES = {"$__rate_interval": "5m", "$tenant": ".*", "$domain": ".*"}
 
@@ -50,20 +49,40 @@ def _plain(expression: str) -> str:
     return re.sub(r"label_values\((\w+), (\w+)\)", r"sum by (\2) (\1)", expression)
 
 
-def vllm_names() -> set[str]:
-    """Sample names of every metric that vLLM's source makes by one of its metric classes."""
+def vllm_metrics() -> dict[str, set[str]]:
+    """Labels by sample name of every metric that vLLM's source makes by one of its metric classes."""
     spec = find_spec("vllm")
     assert spec is not None, "vLLM is not installed"
     assert spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
-    found: set[str] = set()
+    found: dict[str, set[str]] = {}
+    lists: dict[str, set[str]] = {}
+    # The first hands its list of labels to the second, by the same name.
     for path in [root / "v1" / "metrics" / "loggers.py", root / "v1" / "spec_decode" / "metrics.py"]:
-        for call in [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and "labelnames" in node.targets[0].id:
+                lists[node.targets[0].id] = _words(node.value, lists)
+        for call in [node for node in nodes if isinstance(node, ast.Call)]:
             suffixes = SUFFIXES.get(call.func.attr if isinstance(call.func, ast.Attribute) else "", ())
-            given = [word.value for word in call.keywords if word.arg == "name"]
-            if given and isinstance(given[0], ast.Constant):
-                found |= {str(given[0].value) + suffix for suffix in suffixes}
+            given = {word.arg: word.value for word in call.keywords}
+            name = given.get("name")
+            if isinstance(name, ast.Constant):
+                found |= {f"{name.value}{suffix}": _words(given["labelnames"], lists) for suffix in suffixes}
     return found
+
+
+def _words(node: ast.expr, lists: dict[str, set[str]]) -> set[str]:
+    """Of a list as it is written: words, the name of another list, or a sum. None of what is computed otherwise."""
+    match node:
+        case ast.List():
+            return {str(item.value) for item in node.elts if isinstance(item, ast.Constant)}
+        case ast.BinOp():
+            return _words(node.left, lists) | _words(node.right, lists)
+        case ast.Name():
+            return lists[node.id]
+        case _:
+            return set()
 
 
 def exported(state_dir: Path) -> tuple[frozenset[str], frozenset[str]]:
@@ -97,15 +116,26 @@ def test_every_metric_asked_for_is_exported(tmp_path: Path) -> None:
     ours, _ = exported(tmp_path)
     asked = set().union(*(names(expression).metrics for expression in expressions()))
     assert len([name for name in asked if name.startswith("paceline_")]) >= 40
-    assert asked - ours - vllm_names() - OF_PROMETHEUS == set()
+    assert asked - ours - set(vllm_metrics()) - OF_PROMETHEUS == set()
 
 
 def test_every_label_asked_for_is_exported(tmp_path: Path) -> None:
     _, labels = exported(tmp_path)
-    asked = set().union(*(names(expression).labels for expression in expressions()))
+    of_vllm = vllm_metrics()
     # Nothing pulls, fails or is dropped in that short life, so these series have no sample to show their label.
     unseen = {"end"}
-    assert asked - labels - LABELS_OF_PROMETHEUS - LABELS_OF_VLLM - unseen == set()
+    for expression in expressions():
+        asked = names(expression)
+        known = labels.union(LABELS_OF_PROMETHEUS, unseen, *(of_vllm.get(metric, set()) for metric in asked.metrics))
+        assert asked.labels - known == set(), expression
+
+
+def test_labels_of_vllm_are_read_off_its_source() -> None:
+    found = vllm_metrics()
+    common = {"model_name", "engine"}
+    assert found["vllm:num_requests_running"] == found["vllm:inter_token_latency_seconds_bucket"] == common
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == common | {"position"}
+    assert found["vllm:request_success_total"] == common | {"finished_reason"}
 
 
 def test_every_value_of_a_label_asked_for_is_one_the_server_writes() -> None:
@@ -126,7 +156,7 @@ def test_the_check_of_expressions_can_fail() -> None:
         "vllm:num_requests_running",
         "vllm:generation_tokens_total",
         "vllm:inter_token_latency_seconds_bucket",
-    } <= vllm_names()
+    } <= set(vllm_metrics())
 
 
 def test_panels_have_a_title_a_description_and_a_place_of_their_own() -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import deque
 from pathlib import Path
 
 import msgspec
+import pytest
 from gateway_rig import ACCEPTED, REJECTED, GatewayRig, run, running
 from sample_messages import learner_report
 
 from server.history import MAX_GATES, MAX_SAMPLES, GateDecision, History, HistoryView, Sample
+from server.latency import LONGEST_S, SHORTEST_S, Latencies
 from server.recorder import MAX_SLICES, Recorder
+from wire.control import CalibrationView
+
+ROUTE = 'route="/v1/completions"'
+GAPS = """\
+# TYPE vllm:inter_token_latency_seconds histogram
+vllm:inter_token_latency_seconds_bucket{{engine="0",le="+Inf",model_name="fake"}} {number}.0
+vllm:inter_token_latency_seconds_count{{engine="0",model_name="fake"}} {number}.0
+vllm:inter_token_latency_seconds_sum{{engine="0",model_name="fake"}} {sum_s}
+"""
 
 
 def _sample(number: int) -> Sample:
@@ -51,6 +64,47 @@ def test_a_sample_counts_what_happened_since_the_one_before(tmp_path: Path) -> N
             assert (quiet.ended, quiet.domains, quiet.routed, quiet.num_tokens) == ({}, (), {}, 0)
 
     run(scenario())
+
+
+def test_a_sample_tells_how_long_answers_took_to_begin_and_between_their_chunks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            recorder = Recorder(rig.gateway)
+            rig.engine.metrics_text = GAPS.format(number=40, sum_s=2.5)
+            await rig.complete(stream=True)
+            await recorder.take()
+            rig.engine.metrics_text = GAPS.format(number=48, sum_s=2.9)
+            for is_streamed in (True, True, True, False):
+                await rig.complete(stream=is_streamed)
+            sample = await recorder.take()
+            assert sum(number for _, number in sample.first_bytes) == 3, "a whole answer has no first byte of its own"
+            assert [time_s for time_s, _ in sample.first_bytes] == sorted(time_s for time_s, _ in sample.first_bytes)
+            # The metrics counted one more, before the first sample.
+            total_s = await rig.metric(f"paceline_time_to_first_byte_seconds_sum{{{ROUTE}}}")
+            assert sum(time_s * number for time_s, number in sample.first_bytes) < 1.06 * total_s + 3 * SHORTEST_S
+            assert (sample.num_gaps, sample.gaps_s) == (8, 0.4)
+            # An engine that starts anew counts anew.
+            rig.engine.metrics_text = GAPS.format(number=3, sum_s=0.1)
+            quiet = await recorder.take()
+            assert (quiet.first_bytes, quiet.num_gaps, quiet.gaps_s) == ((), 0, 0.0)
+
+    run(scenario())
+
+
+def test_classes_of_times_tell_quantiles_within_five_percent() -> None:
+    chance = random.Random(7)
+    times_s = sorted(chance.lognormvariate(-2.0, 1.2) for _ in range(5000))
+    latencies = Latencies()
+    for time_s in times_s:
+        latencies.observe(time_s)
+    told_s = sorted(latencies.counts.elements())
+    for share in (0.01, 0.5, 0.9, 0.99):
+        rank = math.ceil(share * len(times_s)) - 1
+        assert told_s[rank] == pytest.approx(times_s[rank], rel=0.05), share
+    for odd_s in (-1.0, 0.0, 1e9):
+        latencies.observe(odd_s)
+    assert min(latencies.counts) == pytest.approx(SHORTEST_S, rel=0.06)
+    assert max(latencies.counts) == pytest.approx(LONGEST_S, rel=0.06)
 
 
 def test_an_engine_that_is_down_or_starts_anew_has_no_odd_numbers(tmp_path: Path) -> None:
@@ -138,7 +192,7 @@ def test_swaps_and_their_reasons_are_part_of_the_past(tmp_path: Path) -> None:
 
 
 def test_the_past_is_bounded() -> None:
-    history = History(deque())
+    history = History(deque(), CalibrationView)
     for number in range(1, MAX_SAMPLES + 100):
         assert history.next_number == number
         history.add(_sample(number))

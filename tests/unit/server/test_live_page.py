@@ -90,6 +90,13 @@ def test_page_has_words_for_every_path_and_reason() -> None:
     assert [word for word in sorted(reasons) if f"  {word}: " not in words] == []
 
 
+def test_the_readme_s_picture_of_it_is_there_and_small() -> None:
+    (name,) = re.findall(r"!\[[^]]+\]\((docs/live_page\.png)\)", (ROOT / "README.md").read_text())
+    picture = (ROOT / name).read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 200_000
+
+
 def test_a_wheel_has_every_file() -> None:
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "server.ui" in tool["packages"]

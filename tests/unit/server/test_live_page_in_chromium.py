@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from browser import CHROMIUM, Page, chromium
+from browser import Page, chromium, needs_chromium
 from gateway_rig import OPERATOR_TOKEN, GatewayRig, eventually, publish, running
 from live_scene import HOSTILE, stage_scene
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+pytestmark = needs_chromium
 
 LIMIT_S = 300.0
 """The browser alone takes seconds to start where other things run."""
@@ -138,6 +138,13 @@ def test_the_past_is_drawn_and_a_hostile_name_is_text(tmp_path: Path) -> None:
             await page.click("[data-unit='requests']")
             await page.until("document.querySelectorAll('#plot-throughput path.line').length === 2")
             assert "refused/s" in await page.ask("document.getElementById('plot-throughput').textContent")
+            first_byte = str(await page.ask("document.getElementById('plot-latency').ariaLabel"))
+            p50_ms, p99_ms = (int(value) for value in re.findall(r"p\d+ (\d+) ms", first_byte))
+            assert 60 <= p50_ms < p99_ms <= 1500, first_byte
+            await page.click("[data-latency='gap']")
+            await page.until("document.querySelectorAll('#plot-latency path.line').length === 1")
+            gap = str(await page.ask("document.getElementById('plot-latency').ariaLabel"))
+            assert re.search(r"mean (3[6-9]|4[0-2]) ms", gap), gap
             assert page.complaints == []
 
     run(scenario())
