@@ -21,6 +21,9 @@ class ReplaySettings(Config):
     """Pairs of tenant and domain that have a reservoir and anchors of their own; further ones share one."""
     holdout_share: float = Field(0.10, gt=0.0, lt=1.0)
     """Share of requests, by hash of the prompt, that is never trained on: the gate's evidence."""
+    fresh_tokens: int = Field(2_000, ge=0)
+    """Completion tokens of the newest requests that judge drafts before they teach, at most a tenth of what has come. After a
+    shift of traffic they are the first of its kind, when few of the held-out ones are."""
     max_passes: int = Field(4, ge=1)
     """Visits of one request; when all have had them the learner waits for traffic. The first requests would else get
     more than the late ones: 9 where the mean is 3.7."""
@@ -143,7 +146,7 @@ class GateSettings(Config):
     max_anchor_drop: float = Field(0.05, ge=0.0)
     """Simulated AL that no domain may lose. Domains of too few anchors are judged together."""
     max_requests: int = Field(32, ge=2)
-    """Newest held-out requests that are scored."""
+    """Newest requests no draft was trained on that are scored: the fresh ones and the held-out ones."""
     max_anchors_per_domain: int = Field(8, ge=1)
     """Anchor requests of each domain that are scored."""
     shift_tokens: int = Field(2000, ge=1)

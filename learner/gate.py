@@ -51,7 +51,7 @@ def decide(
     *,
     look: int,
 ) -> GateReport:
-    """The verdict on recent held-out requests, guarded by the anchors of every domain. Scores are by request key.
+    """The verdict on the newest unseen requests, guarded by the anchors of every domain. Scores are by request key.
 
     `look` counts the looks at this incumbent from 1. `anchors` is only called where the requests speak for the candidate:
     most looks end before, and anchors are most of what there is to score.
@@ -62,7 +62,7 @@ def decide(
     worst = worst_domain(anchors(), settings) if objection is None else None
     if worst is not None and worst.is_certain_loss and worst.mean < -settings.max_anchor_drop:
         objection = f"anchors of {worst.domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed"
-    approval = f"gain of {gain.mean:+.3f} AL on {gain.num_requests} held-out requests (lower bound {gain.low(level):+.3f})"
+    approval = f"gain of {gain.mean:+.3f} AL on {gain.num_requests} unseen requests (lower bound {gain.low(level):+.3f})"
     return GateReport(
         accepted=objection is None,
         reason=objection or approval,
@@ -115,7 +115,7 @@ def _with_small_ones_pooled(anchors: Sequence[AnchorScores], min_requests: int) 
 
 def _objection(gain: Gain, level: float, settings: GateSettings) -> str | None:
     if gain.num_requests < settings.min_holdout_requests:
-        return f"only {gain.num_requests} held-out requests, {settings.min_holdout_requests} are needed"
+        return f"only {gain.num_requests} unseen requests, {settings.min_holdout_requests} are needed"
     if not gain.low(level) > 0:
         return f"gain of {gain.mean:+.3f} AL is not significant (lower bound {gain.low(level):+.3f})"
     if gain.mean < settings.min_gain:

@@ -9,7 +9,6 @@ import logging
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from drafter.artifact import publish_draft
 from drafter.draft import Draft
@@ -68,10 +67,10 @@ class Publisher:
 
         Returns `waiting`, `accepted`, `rejected`, `floor`, `returned`, `unusable`, `disk_error` or the gateway's refusal code.
         """
-        recent = list(islice(reversed(list(replay.held_out)), self._settings.max_requests))
+        recent = replay.evidence()[: self._settings.max_requests]
         if len(recent) < self._settings.min_holdout_requests:
             return self._conclude(
-                "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} held-out requests needed for a judgement"
+                "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} unseen requests needed for a judgement"
             )
         if self._published.scores(active_version, recent) is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")
@@ -80,7 +79,7 @@ class Publisher:
         if found is not None:
             return self._return_to(found, active_version)
         groups = self._anchors(replay)
-        report, scores = self._judge(candidate, active_version, recent, groups)
+        report, scores = self._judge(candidate, active_version, recent, self._guarded(groups, recent))
         if not report.accepted:
             return self._conclude("rejected", report.reason)
         version, outcome = self._publish(candidate, training, report, active_version)
@@ -101,6 +100,13 @@ class Publisher:
         known = [active_version, *self.warm.versions(active_version)]
         self.num_looks = Counter({version: self.num_looks[version] for version in known if version in self.num_looks})
         self._evaluator.keep_only(known, [request.key for request in replay.everything()])
+
+    def _guarded(
+        self, groups: Mapping[str, list[CapturedRequest]], recent: Sequence[CapturedRequest]
+    ) -> dict[str, list[CapturedRequest]]:
+        """Anchors of the domains that could lose: a domain nobody asks of now has its best draft warm, which returns with it."""
+        present = {request.group for request in recent}
+        return {name: group for name, group in groups.items() if name in present or name not in self.warm.champions}
 
     def _judge(
         self,

@@ -1,6 +1,7 @@
 """Replay: what the learner remembers. A recent window, a reservoir for each domain, and requests it never trains on.
 
-A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
+The newest requests judge before they teach: no draft has seen them, so they are evidence of what the traffic is now, of which the
+held-out tenth alone would tell many times later. From there they go to the recent window. A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
 went quiet is not forgotten. Held-out requests go from a recent window to the anchors of their domain in the same way.
 All bounds are in completion tokens, and with them in rows (`CapturedRequest.size_tokens`).
 
@@ -22,6 +23,8 @@ from learner.config import ReplaySettings
 from learner.request import CapturedRequest, is_held_out
 
 OTHER_GROUP = "other"
+_FRESH_SHARE = 0.1
+"""Of what has come so far: a young draft learns from nearly all there is."""
 
 
 class TokenWindow:
@@ -151,6 +154,7 @@ class Replay:
         self._rng = random.Random(seed)
         held_out = max(int(settings.recent_tokens * settings.holdout_share), 1)
         anchors = max(int(settings.reservoir_tokens * settings.holdout_share), 1)
+        self.fresh = TokenWindow(1)
         self.recent = TokenWindow(settings.recent_tokens)
         self.reservoir = Reservoir(settings.reservoir_tokens, settings.max_groups, self._rng)
         self.held_out = TokenWindow(held_out)
@@ -177,6 +181,12 @@ class Replay:
         """Capture time of the oldest trainable request, Unix seconds; 0 without one."""
         return min((request.captured_at_s for request in self.trainable()), default=0.0)
 
+    def evidence(self) -> list[CapturedRequest]:
+        """What no draft was trained on, newest first: held-out requests, and fresh ones to prompts that taught nothing yet."""
+        taught = {request.prompt_key for request in self.trainable()}
+        unseen = [*self.held_out, *(request for request in self.fresh if request.prompt_key not in taught)]
+        return sorted(unseen, key=lambda request: request.captured_at_s, reverse=True)
+
     def trainable(self) -> Iterator[CapturedRequest]:
         """All but the evidence of the gate."""
         yield from self.recent
@@ -184,6 +194,7 @@ class Replay:
 
     def everything(self) -> Iterator[CapturedRequest]:
         yield from self.trainable()
+        yield from self.fresh
         yield from self.held_out
         yield from self.anchors
 
@@ -194,6 +205,13 @@ class Replay:
             return [lost.key for lost in gone]
         self.counts_V += completion_counts(request, self.counts_V.numel())
         self.num_tokens_distinct += request.num_tokens
+        self.fresh.max_tokens = min(self._settings.fresh_tokens, int(_FRESH_SHARE * self.num_tokens_distinct))
+        is_too_large = request.size_tokens > self.fresh.max_tokens
+        released = [request] if is_too_large else self.fresh.add(request)
+        return [key for old in released for key in self._teach_with(old)]
+
+    def _teach_with(self, request: CapturedRequest) -> list[str]:
+        """A request that is fresh no longer is drawn from now on."""
         gone = [lost for old in self.recent.add(request) for lost in self.reservoir.offer(old)]
         self._order.insert(self._rng.randrange(len(self._order) + 1), request)
         self._forget_plans({lost.key for lost in gone})
@@ -219,6 +237,7 @@ class Replay:
 
     def drop(self, keys: Collection[str]) -> None:
         """Forget requests, on whichever side, that made a step or a judgement fail."""
+        self.fresh.remove(keys)
         self.recent.remove(keys)
         self.reservoir.remove(keys)
         self.held_out.remove(keys)
@@ -230,6 +249,10 @@ class Replay:
         return dict(self._visits)
 
     def restore_visits(self, visits: dict[str, int]) -> None:
+        """Go on from these passes; requests that taught before are fresh no longer."""
+        for request in [request for request in self.fresh if visits.get(request.key)]:
+            self.fresh.remove([request.key])
+            self._teach_with(request)
         self._visits = {request.key: visits.get(request.key, 0) for request in self.trainable()}
 
     def _forget_plans(self, keys: Collection[str]) -> None:

@@ -66,7 +66,7 @@ class WarmDrafts:
     def crown(self, version: int, incumbent: int, evidence: Mapping[str, Sequence[CapturedRequest]]) -> None:
         """A draft that has just replaced the incumbent is the best of each domain where it beats the best so far.
 
-        `evidence` are held-out requests by domain.
+        `evidence` are unseen requests by domain.
         """
         for domain, requests in evidence.items():
             if len(requests) < self._settings.min_holdout_requests:
@@ -122,10 +122,10 @@ class WarmDrafts:
 def newest_unseen(replay: Replay, num_tokens: int, *, since_s: float) -> list[CapturedRequest]:
     """The newest requests, newest first, that no draft made before `since_s` was trained on, up to so many completion tokens.
 
-    These are the held-out ones, and of the others those captured since.
+    These are the gate's evidence, and of the others those captured since.
     """
     unseen: Iterable[CapturedRequest] = chain(
-        replay.held_out, (request for request in replay.recent if request.captured_at_s > since_s)
+        replay.evidence(), (request for request in replay.recent if request.captured_at_s > since_s)
     )
     found: list[CapturedRequest] = []
     total = 0

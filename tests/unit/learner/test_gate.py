@@ -46,7 +46,7 @@ def test_a_certain_but_tiny_gain_is_rejected():
 
 def test_too_few_requests_are_rejected():
     report = verdict([2.0] * 3, [1.0] * 3)
-    assert "only 3 held-out requests" in report.reason
+    assert "only 3 unseen requests" in report.reason
 
 
 def test_one_suffering_domain_vetoes():

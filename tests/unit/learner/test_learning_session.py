@@ -162,7 +162,7 @@ def test_an_unwritable_state_directory_does_not_stop_learning(config, make_reque
 def test_what_became_of_an_evaluation_is_reported_in_words(config, gateway):
     session = LearningSession(config(), 0)
     session.gate()
-    assert session.report().outcome == "0 of 4 held-out requests needed for a judgement"
+    assert session.report().outcome == "0 of 4 unseen requests needed for a judgement"
     wait_until(lambda: gateway.reports and gateway.reports[-1]["outcome"] == session.report().outcome)
     session.close()
 

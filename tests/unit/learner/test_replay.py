@@ -167,3 +167,43 @@ def test_dropped_evidence_is_gone(make_request):
     kept = {request.key for request in (*replay.held_out, *replay.anchors)}
     replay.drop({next(iter(replay.held_out)).key, next(iter(replay.anchors)).key})
     assert len({request.key for request in replay.everything()}) == len(kept) - 2
+
+
+def test_the_newest_requests_judge_before_they_teach(make_request):
+    replay = Replay(settings(recent_tokens=1000, fresh_tokens=40), 64, seed=0)
+    arrived = [make_request(f"k{n}", prompt_key=name) for n, name in zip(range(30), prompts(False), strict=False)]
+    for request in arrived:
+        replay.add(request)
+    assert [request.key for request in replay.evidence()] == ["k29", "k28", "k27"]
+    taught = {request.key for _ in range(40) for request in replay.draw(13)}
+    assert taught == {f"k{n}" for n in range(27)}
+    assert all(request.key in replay for request in arrived)
+    replay.add(
+        make_request("later", prompt_key=next(name for name in prompts(False) if name not in {r.prompt_key for r in arrived}))
+    )
+    assert "k27" in {request.key for _ in range(40) for request in replay.draw(13)}
+
+
+def test_a_young_draft_is_taught_nearly_all_there_is(make_request):
+    replay = Replay(settings(recent_tokens=1000, fresh_tokens=500), 64, seed=0)
+    for n, name in zip(range(8), prompts(False), strict=False):
+        replay.add(make_request(f"k{n}", prompt_key=name))
+    assert replay.num_requests == 8
+    assert replay.evidence() == []
+
+
+def test_a_fresh_request_to_a_prompt_that_taught_before_is_no_evidence(make_request):
+    replay = Replay(settings(recent_tokens=1000, fresh_tokens=40), 64, seed=0)
+    names = [name for _, name in zip(range(20), prompts(False), strict=False)]
+    for n, name in enumerate([*names, names[3]]):
+        replay.add(make_request(f"k{n}", prompt_key=name))
+    assert [request.key for request in replay.evidence()] == ["k19"]
+
+
+def test_what_taught_before_a_restart_is_fresh_no_longer(make_request):
+    replay = Replay(settings(recent_tokens=1000, fresh_tokens=40), 64, seed=0)
+    for n, name in zip(range(30), prompts(False), strict=False):
+        replay.add(make_request(f"k{n}", prompt_key=name))
+    replay.restore_visits({f"k{n}": 1 for n in range(29)})
+    assert [request.key for request in replay.evidence()] == ["k29"]
+    assert replay.visits()["k28"] == 1

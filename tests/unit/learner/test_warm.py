@@ -143,6 +143,16 @@ def test_the_best_draft_of_each_domain_stays_on_disk_however_many_follow(scene):
     assert len(store.versions()) <= 6
 
 
+def test_a_domain_nobody_asks_of_has_no_veto_while_its_best_draft_is_warm(scene):
+    """Else a draft could never turn to what is asked now: it would have to stay as good at what is not."""
+    groups = {"t/code": scene.serve("code", 5), "t/chat": scene.serve("chat", 5)}
+    chat = scene.serve("chat", 8)
+    assert set(scene.owner._guarded(groups, chat)) == {"t/code", "t/chat"}
+    scene.owner.warm.champions["t/code"] = CODE_DRAFT
+    assert set(scene.owner._guarded(groups, chat)) == {"t/chat"}
+    assert set(scene.owner._guarded(groups, [*chat, *groups["t/code"][:1]])) == {"t/code", "t/chat"}
+
+
 def test_domains_of_too_few_requests_have_no_best_draft(scene):
     scene.owner.warm.crown(CHAT_DRAFT, CODE_DRAFT, {"t/code": scene.serve("code", 2)})
     assert scene.owner.warm.champions == {}
