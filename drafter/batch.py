@@ -9,7 +9,7 @@ Shape letters: T rows, A anchors, K depths, N rows of one request, M its anchors
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,18 @@ class Batch:
     anchors_A: Tensor
     valid_KA: Tensor
     bounds: tuple[RequestBounds, ...]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch where products are computed."""
+        return Batch(
+            positions_T=self.positions_T.to(device),
+            next_tokens_T=self.next_tokens_T.to(device),
+            aux_TX=self.aux_TX.to(device),
+            hidden_TD=self.hidden_TD.to(device),
+            anchors_A=self.anchors_A.to(device),
+            valid_KA=self.valid_KA.to(device),
+            bounds=tuple(replace(bounds, bias_MN=bounds.bias_MN.to(device)) for bounds in self.bounds),
+        )
 
     def target_rows(self, depth: int) -> Tensor:
         """Row numbers [A] whose hidden state holds the target's prediction at `depth`; clamped where not valid."""

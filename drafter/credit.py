@@ -51,6 +51,15 @@ class Verdicts:
     rejected_KA: Tensor
     verified_A: Tensor
 
+    def to(self, device: torch.device) -> Verdicts:
+        """The same verdicts where losses are computed."""
+        return Verdicts(
+            proposed_KA=self.proposed_KA.to(device),
+            accepted_KA=self.accepted_KA.to(device),
+            rejected_KA=self.rejected_KA.to(device),
+            verified_A=self.verified_A.to(device),
+        )
+
 
 def verdicts(outcomes: Mapping[int, Outcome], positions_A: Tensor, depth: int) -> Verdicts:
     """Verdicts on anchors at the given positions; `outcomes` is keyed by anchor position."""

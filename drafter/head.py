@@ -26,10 +26,10 @@ class Head:
         """Then the vocabulary may be chosen anew for each published draft."""
         return self.weight_UD is self.target_UD
 
-    def to(self, dtype: torch.dtype) -> Head:
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Head:
         """The same head for products in `dtype`; rows that are the target's stay one tensor."""
-        weight_UD = self.weight_UD.to(dtype)
-        return Head(self.vocabulary, weight_UD, weight_UD if self.is_target_rows else self.target_UD.to(dtype))
+        weight_UD = self.weight_UD.to(device, dtype)
+        return Head(self.vocabulary, weight_UD, weight_UD if self.is_target_rows else self.target_UD.to(device, dtype))
 
     @classmethod
     def of_target(cls, vocabulary: DraftVocabulary, head_VD: Tensor) -> Head:

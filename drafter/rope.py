@@ -29,7 +29,7 @@ class Rope:
 
     def table(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [T, 1, E/2] in float32."""
-        angles = positions_T.float()[:, None, None] * self.frequencies
+        angles = positions_T.float()[:, None, None] * self.frequencies.to(positions_T.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
 

@@ -47,7 +47,7 @@ def teach(hidden_TD: Tensor, head: Head, *, temperature: float = 1.0) -> Teacher
 
 def target_logits(hidden_CD: Tensor, head: Head, temperature: float) -> Tensor:
     """The target's logits on the draft vocabulary [C, U], over the temperature."""
-    return wide(functional.linear(hidden_CD.to(head.target_UD.dtype), head.target_UD)) / temperature
+    return wide(functional.linear(hidden_CD.to(head.target_UD), head.target_UD)) / temperature
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def share_cores(config: SystemConfig, available: Sequence[int]) -> CoreShares:
 
     unplaced = [pool for pool in config.pool if not pool.cores]
     # The engines come first: every pool keeps a core of its own before the learner gets one to itself.
-    num_learner = min(config.learner.num_threads, max(len(free) - len(unplaced), 0)) if config.learner.enabled else 0
+    wanted = config.learner.num_processes * config.learner.num_threads if config.learner.enabled else 0
+    num_learner = min(wanted, max(len(free) - len(unplaced), 0))
     learner = tuple(free[len(free) - num_learner :])
     compute = free[: len(free) - num_learner]
     if len(available) >= _MIN_CORES_FOR_SPARE and len(compute) > len(unplaced):

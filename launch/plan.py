@@ -207,12 +207,13 @@ class _Planner:
         return ProcessSpec(
             name="learner",
             role="learner",
-            argv=self._role_argv("learn", "learner"),
+            argv=self._learner_argv(),
             env={
                 OPERATOR_TOKEN_VARIABLE: self._tokens.operator,
                 "OMP_NUM_THREADS": threads,
                 "MKL_NUM_THREADS": threads,
                 "TOKENIZERS_PARALLELISM": "false",
+                "GLOO_SOCKET_IFNAME": "lo",  # its processes, where there are several, talk to nobody outside
             },
             cores=self._shares.learner,
             is_bound=True,
@@ -222,6 +223,14 @@ class _Planner:
             restart=RestartPolicy(is_required=False, max_backoff_s=self._config.launch.max_backoff_s),
             memory_note="replay buffer, draft, optimiser state and the target's embedding and head: 1 to 2 GiB",
         )
+
+    def _learner_argv(self) -> tuple[str, ...]:
+        """With several processes under torchrun, which ends them all when one ends: the role starts again as a whole."""
+        python, *command = self._role_argv("learn", "learner")
+        if self._config.learner.num_processes == 1:
+            return (python, *command)
+        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._config.learner.num_processes}")
+        return (python, *torchrun, *command)
 
     def _role_argv(self, command: str, role: str) -> tuple[str, ...]:
         return (self._host.python, "-m", "launch.cli", command, "--resolved", str(self._run_dir.role_file(role)))

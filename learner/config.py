@@ -161,8 +161,11 @@ class LearnerSettings(Config):
 
     enabled: bool = True
     """Off: the draft that serves stays as it is."""
+    num_processes: int = Field(1, ge=1)
+    """That train together, each on a share of every step's batch, on a GPU of its own where there are some. More than one pays only
+    with a `train.batch_tokens` of many requests."""
     num_threads: int = Field(1, ge=1)
-    """Threads that compute."""
+    """Threads that compute, in each process."""
     nice: int = Field(10, ge=0, le=19)
     """Niceness of the process: engines go first."""
     checkpoint_every_s: float = Field(30.0, gt=0.0)

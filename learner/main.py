@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from learner.config import LearnerConfig
-from learner.session import LearningSession
+from learner.session import LearningSession, MakeTrainer
 from learner.start import wait_for_draft
+from learner.trainer import Trainer
 from wire.errors import PacelineError
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,22 @@ def main(config: LearnerConfig) -> int:
     settings = config.learner
     os.nice(max(settings.nice - os.nice(0), 0))
     torch.set_num_threads(settings.num_threads)
+    if settings.num_processes > 1:
+        from learner.processes import run_rank  # torch.distributed, only where it is used
+
+        return run_rank(config, lead)
+    return lead(config, Trainer)
+
+
+def lead(config: LearnerConfig, make_trainer: MakeTrainer) -> int:
+    """All a learner does; the processes it may have besides only train along."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     version = wait_for_draft(config.state_dir, stopping)
     if version is None:
         return 0
-    session = LearningSession(config, version)
+    session = LearningSession(config, version, make_trainer)
     log.info("learner listens on %s, starts from %s", session.receiver.endpoint, session.origin)
     try:
         run(session, stopping)

@@ -1,4 +1,4 @@
-"""Training throughput on this machine: `python -m learner.measure TARGET_DIR [DRAFT_VOCAB_SIZE]`.
+"""Training throughput on this machine, as JSON: `python -m learner.measure TARGET_DIR [DRAFT_VOCAB_SIZE]`.
 
 Rows are random numbers of the target's shape (speed does not depend on their values), requests are as long as code answers.
 
@@ -7,6 +7,7 @@ Shape letters: T rows, D hidden, X aux layers times D.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -62,6 +63,7 @@ if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit("usage: python -m learner.measure TARGET_DIR [DRAFT_VOCAB_SIZE]")
     size = int(sys.argv[2]) if len(sys.argv) == 3 else 8192
-    per_cpu_s, per_wall_s = measure(Path(sys.argv[1]), size, TrainSettings(exploding_factor=1e9))
-    load = os.getloadavg()[0]
-    print(f"{per_cpu_s:.0f} completion tokens per CPU second, {per_wall_s:.0f} per wall second (load average {load:.1f})")
+    settings = TrainSettings(exploding_factor=1e9)
+    per_cpu_s, per_wall_s = measure(Path(sys.argv[1]), size, settings)
+    found = {"tokens_per_cpu_s": per_cpu_s, "tokens_per_s": per_wall_s, "load_average": os.getloadavg()[0]}
+    print(json.dumps({name: round(value, 1) for name, value in found.items()} | {"unroll": settings.unroll}))

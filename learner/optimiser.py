@@ -11,15 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic, those of Jordan et al."""
-_SCHULZ_STEPS = 3
+from learner.newton_schulz import orthogonalise
+from learner.ranks import OneRank
 
 
 class DraftOptimiser:
     """Updates a draft core in place; a `muon_rate` of 0 leaves matrices to AdamW too. `rate_scale` multiplies every learning rate; it is halved when training diverged."""
 
-    def __init__(self, core: nn.Module, *, muon_rate: float, adamw_rate: float, momentum: float, clip_norm: float) -> None:
+    def __init__(
+        self,
+        core: nn.Module,
+        *,
+        muon_rate: float,
+        adamw_rate: float,
+        momentum: float,
+        clip_norm: float,
+        ranks: OneRank | None = None,
+    ) -> None:
+        self._ranks = ranks or OneRank()
         self.muon_rate, self.adamw_rate = muon_rate, adamw_rate
         self.momentum, self.clip_norm = momentum, clip_norm
         self.rate_scale = 1.0
@@ -38,7 +47,7 @@ class DraftOptimiser:
 
     def clip(self) -> float:
         """Scale the gradient to at most `clip_norm`; returns its norm before, which is not finite where it is broken."""
-        return float(nn.utils.clip_grad_norm_(self._parameters, self.clip_norm))
+        return float(self._ranks.whole(nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)))
 
     @torch.no_grad()
     def step(self, rate_share: float = 1.0) -> None:
@@ -49,20 +58,26 @@ class DraftOptimiser:
         self._adamw.step()
         rate = self.muon_rate * share
         self.num_steps += 1
-        for name, parameter in self._matrices:
-            if parameter.grad is None:
-                continue
-            momentum = self._momenta[name]
-            momentum.lerp_(parameter.grad, 1 - self.momentum)
-            direction = orthogonalise(parameter.grad.lerp(momentum, self.momentum))
-            parameter.add_(direction, alpha=-rate * max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5)
+        moved = [(name, parameter) for name, parameter in self._matrices if parameter.grad is not None]
+        matrices = [parameter for _, parameter in moved]
+        directions = self._ranks.map_wholes(orthogonalise, (self._blend(name, matrix) for name, matrix in moved), matrices)
+        for parameter, direction in zip(matrices, directions, strict=True):
+            scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
+            self._ranks.local(parameter).add_(direction, alpha=-rate * scale)
+
+    def _blend(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """Gradient and momentum of this rank's part of a matrix, the momentum moved on (Nesterov)."""
+        assert parameter.grad is not None
+        gradient, momentum = self._ranks.local(parameter.grad), self._ranks.local(self._momenta[name])
+        momentum.lerp_(gradient, 1 - self.momentum)
+        return gradient.lerp(momentum, self.momentum)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state as named tensors, for a checkpoint."""
-        state = {f"muon.{name}": value for name, value in self._momenta.items()}
+        state = {f"muon.{name}": self._ranks.whole(value) for name, value in self._momenta.items()}
         for name, parameter in self._others:
             for key, value in self._adamw.state.get(parameter, {}).items():
-                state[f"adamw.{key}.{name}"] = value
+                state[f"adamw.{key}.{name}"] = self._ranks.whole(value)
         state["rate_scale"] = torch.tensor(self.rate_scale)
         state["num_steps"] = torch.tensor(self.num_steps)
         return state
@@ -70,42 +85,20 @@ class DraftOptimiser:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over a state made by `tensors` for the same core; raises KeyError or ValueError where it does not fit."""
         for name, value in self._momenta.items():
-            value.copy_(_fitting(tensors, f"muon.{name}", value.shape))
+            value.copy_(self._ranks.part(_fitting(tensors, f"muon.{name}", value.shape), value))
         for name, parameter in self._others:
             if f"adamw.step.{name}" not in tensors:
                 self._adamw.state.pop(parameter, None)
                 continue
             entry: dict[str, Any] = {"step": _fitting(tensors, f"adamw.step.{name}", torch.Size()).clone()}
             for key in ("exp_avg", "exp_avg_sq"):
-                entry[key] = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).to(parameter.dtype, copy=True)
+                whole = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).to(parameter.dtype, copy=True)
+                entry[key] = self._ranks.part(whole, parameter)
             self._adamw.state[parameter] = entry
         rate_scale, num_steps = float(tensors["rate_scale"]), int(tensors["num_steps"])
         if not 0 < rate_scale <= 1 or num_steps < 0:
             raise ValueError(f"a rate scale of {rate_scale} after {num_steps} steps is impossible")
         self.rate_scale, self.num_steps = rate_scale, num_steps
-
-
-def orthogonalise(matrix: Tensor) -> Tensor:
-    """Nearest semi-orthogonal matrix, roughly (most singular values in about 0.6..1.2): a quintic Newton-Schulz iteration.
-
-    The start is scaled by the root of the Gram matrix's Frobenius norm, a bound on the largest singular value several times
-    tighter than the matrix's own: three steps then do the work of five. In bfloat16, which the iteration tolerates and
-    which is twice as fast; the result is float32.
-    """
-    a, b, c = _SCHULZ
-    x = matrix.bfloat16()
-    is_tall = x.shape[0] > x.shape[1]
-    if is_tall:
-        x = x.T.contiguous()
-    x = x / (x.float().norm() + 1e-20)
-    gram = x @ x.T
-    bound = gram.float().norm().sqrt() + 1e-20
-    x, gram = x / bound, gram / bound.square()
-    for step in range(_SCHULZ_STEPS):
-        if step > 0:
-            gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if is_tall else x).float()
 
 
 def _fitting(tensors: dict[str, Tensor], name: str, shape: torch.Size) -> Tensor:

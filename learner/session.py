@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from drafter.artifact import load_draft
 from drafter.batch import NoAnchor
+from drafter.draft import Draft
 from drafter.head import Head
-from drafter.target import load_target_parts
+from drafter.target import TargetParts, load_target_parts
 from drafter.vocabulary import better_vocabulary, control_token_ids, coverage
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, TrainSettings
 from learner.evaluate import Evaluator
 from learner.history import History
 from learner.publisher import Publisher
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0
 _GATES_SKIPPED_AFTER_ROLL_BACK = 3
 
+MakeTrainer = Callable[[Draft, TargetParts, TrainSettings], Trainer]
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -56,7 +59,7 @@ class Buffer:
 class LearningSession:
     """Built from a configuration and the version to start from. Raises ConfigError or ArtifactError where these do not fit."""
 
-    def __init__(self, config: LearnerConfig, version: int) -> None:
+    def __init__(self, config: LearnerConfig, version: int, make_trainer: MakeTrainer = Trainer) -> None:
         settings = config.learner
         torch.manual_seed(settings.train.seed)
         self._config, self._settings = config, settings
@@ -83,7 +86,7 @@ class LearningSession:
             max_context_rows=settings.train.max_context_rows,
             idle_timeout_s=settings.replay.idle_timeout_s,
         )
-        self.trainer = Trainer(load_draft(self._store, version, self._spec, target), target, settings.train)
+        self.trainer = make_trainer(load_draft(self._store, version, self._spec, target), target, settings.train)
         self.origin = f"draft {version}"
         client = AdminClient(config.admin_url)
         self.publisher = Publisher(

@@ -7,9 +7,10 @@ from launch.cores import share_cores
 from wire.errors import ConfigError
 
 
-def config(num_pools: int = 1, *, learner: bool = True, threads: int = 1) -> SystemConfig:
+def config(num_pools: int = 1, *, learner: bool = True, threads: int = 1, processes: int = 1) -> SystemConfig:
     pools = [{"id": f"e{index}", "port": 0} for index in range(num_pools)]
-    return SystemConfig.build({"pool": pools, "learner": {"enabled": learner, "num_threads": threads}}, source="test")
+    settings = {"enabled": learner, "num_threads": threads, "num_processes": processes}
+    return SystemConfig.build({"pool": pools, "learner": settings}, source="test")
 
 
 def test_two_cores_are_one_for_the_engine_and_one_for_the_learner() -> None:
@@ -32,6 +33,10 @@ def test_many_cores_are_split_evenly_and_one_is_left_to_http() -> None:
     shares = share_cores(config(2, threads=2), tuple(range(8)))
     assert shares.pools == {"e0": (0, 1, 2), "e1": (3, 4)}
     assert shares.learner == (6, 7)
+
+
+def test_each_process_of_the_learner_has_cores_of_its_own() -> None:
+    assert share_cores(config(threads=2, processes=2), tuple(range(8))).learner == (4, 5, 6, 7)
 
 
 def test_without_a_learner_the_engine_takes_its_core() -> None:

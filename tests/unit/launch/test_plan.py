@@ -79,6 +79,13 @@ def test_the_learner_gets_the_last_core_and_is_nice() -> None:
     assert process(plan(), "gateway").cores == ()
 
 
+def test_several_learner_processes_start_under_torchrun() -> None:
+    alone = process(plan(), "learner").argv
+    together = process(plan("learner.num_processes=4"), "learner").argv
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4")
+    assert together == (alone[0], *launcher, *alone[1:])
+
+
 def test_roles_agree_on_every_address() -> None:
     system = plan()
     parts = EnginePartsConfig.model_validate_json(process(system, "engine-0").env["PACELINE_ENGINE_CONFIG"])

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from learner.optimiser import DraftOptimiser, orthogonalise
+from learner.newton_schulz import orthogonalise, orthogonalise_plainly
+from learner.optimiser import DraftOptimiser
 
 
 def model() -> nn.Module:
@@ -36,6 +37,18 @@ def test_orthogonalised_matrix_has_singular_values_near_one(shape):
     values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=torch.Generator().manual_seed(1))))
     assert values.max() < 1.3
     assert values.min() > 0.3
+
+
+@pytest.mark.parametrize("shape", [(200, 600), (600, 200), (300, 300), (64, 400), (576, 1152)])
+@pytest.mark.parametrize("decay", [0.0, 0.02, 0.1])
+def test_the_fast_iteration_is_the_plain_one(shape, decay):
+    generator = torch.Generator().manual_seed(1)
+    matrix = torch.randn(shape, generator=generator)
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    spectrum = (-decay * torch.arange(min(shape))).exp()  # a gradient has few large singular values and many small ones
+    matrix = left @ (spectrum[:, None] * right)
+    plain = orthogonalise_plainly(matrix)
+    assert float((orthogonalise(matrix) - plain).norm() / plain.norm()) < 0.04
 
 
 def test_loss_falls():

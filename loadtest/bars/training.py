@@ -1,0 +1,32 @@
+"""How fast the learner trains: its own measurement, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from loadtest.bars.registry import Bench, Measured
+from loadtest.processes import SystemUnderTestError
+from loadtest.system import planned
+
+DRAFT_VOCAB_SIZE = 8192
+"""The default."""
+
+
+async def tokens_per_s(bench: Bench) -> dict[str, Measured]:
+    """Completion tokens visited in each second of one core's time, at the default depth and batch."""
+    target_dir = Path(planned(bench.up_arguments)["target_dir"])
+    return {"learner_tokens_per_s": await measured(target_dir, DRAFT_VOCAB_SIZE)}
+
+
+async def measured(target_dir: Path, draft_vocab_size: int) -> Measured:
+    """Raises SystemUnderTestError where the measurement ends with an error."""
+    command = (sys.executable, "-m", "learner.measure", str(target_dir), str(draft_vocab_size))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    output, errors = await process.communicate()
+    if process.returncode:
+        raise SystemUnderTestError(f"learner.measure ended with code {process.returncode}: {errors.decode().strip()[-500:]}")
+    detail = json.loads(output)
+    return Measured(detail.pop("tokens_per_cpu_s"), detail)
