@@ -62,6 +62,9 @@ class PoolSettings(Config):
     """Where another engine asks how to pull its KV (NIXL's handshake), loopback only; 0 takes a free one."""
 
 
+_ROLE_NAMES = frozenset({"gateway", "learner"})
+
+
 class LaunchSettings(Config):
     """`[launch]`: how `paceline up` starts and watches the processes."""
 
@@ -113,9 +116,16 @@ class SystemConfig(Config):
         ids = [pool.id for pool in self.pool]
         if len(set(ids)) != len(ids):
             raise ValueError(f"pool ids must differ, got {ids}; give each [[pool]] its own id")
-        ports = [port for _, port in self.listeners().values() if port]
-        if len(set(ports)) != len(ports):
-            raise ValueError(f"ports must differ, got {sorted(ports)}; set these apart: {', '.join(self.listeners())}")
+        if taken := _ROLE_NAMES.intersection(ids):
+            raise ValueError(f"pool id {min(taken)!r} is the name of another process; take another id")
+        by_port: dict[int, list[str]] = {}
+        for name, (_, port) in self.listeners().items():
+            by_port.setdefault(port, []).append(name)
+        shared = [f"{port}: {', '.join(names)}" for port, names in by_port.items() if port and len(names) > 1]
+        if shared:
+            raise ValueError(
+                f"ports must differ, but one is wanted more than once ({'; '.join(shared)}); give others, 0 takes a free one"
+            )
         return self
 
     @model_validator(mode="after")
@@ -132,8 +142,11 @@ class SystemConfig(Config):
     def _stored_kv_has_one_owner(self) -> Self:
         if self.kv_store.enabled and any(self.transfers_kv(pool) for pool in self.pool):
             raise ValueError(
-                "kv_store.enabled keeps KV of combined engines only: what an engine pulled is not stored with its proof of "
-                "origin yet; set kv_store.enabled = false, or make the pools combined"
+                "kv_store.enabled keeps KV of combined engines only; set kv_store.enabled = false, or make the pools combined"
+            )
+        if self.kv_store.dfkv is not None and not self.kv_store.enabled:
+            raise ValueError(
+                "kv_store.dfkv is set but kv_store.enabled is false, so nothing is kept; set kv_store.enabled = true"
             )
         return self
 

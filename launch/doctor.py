@@ -21,10 +21,11 @@ import psutil
 
 from launch import host, models
 from launch.config import SystemConfig
-from launch.rundir import LaunchError, RunDir
+from launch.plan import make_plan
+from launch.rundir import LaunchError, RunDir, make_tokens
 from launch.up import refuse_busy_ports
 from wire.dfkv import DfkvServers
-from wire.errors import ArtifactError, ConfigError
+from wire.errors import ArtifactError, ConfigError, PacelineError
 from wire.store import DraftStore
 
 VLLM_VERSION = "0.32.0"
@@ -33,7 +34,11 @@ NIXL_PACKAGES = "nixl==1.5.1 nixl-cu12==1.5.1"
 
 _MIN_PYTHON = (3, 11)
 _GIB = 1 << 30
-_MIN_MEMORY_BYTES = 6 * _GIB
+_KV_CACHE_BYTES = 1 * _GIB
+"""Of an engine that is given no other size."""
+_ENGINE_BYTES = 2 * _GIB
+"""Of its three processes, besides the KV cache."""
+_LEARNER_BYTES = 2 * _GIB
 _MIN_DISK_BYTES = 2 * _GIB
 _ENTRY_POINTS = {"vllm.general_plugins": "paceline", "vllm.endpoint_plugins": "paceline_control"}
 
@@ -125,7 +130,7 @@ def check_transfer(config: SystemConfig) -> Iterator[Check]:
 def check_kv_store(config: SystemConfig) -> Iterator[Check]:
     """DFKV's library and servers, where KV of finished conversations is to go there."""
     settings = config.kv_store.dfkv
-    if not config.kv_store.enabled or settings is None:
+    if settings is None:
         return
     try:
         servers = DfkvServers(settings)
@@ -159,16 +164,32 @@ def check_cores(config: SystemConfig) -> Iterator[Check]:
         yield Check("cores", "warn", found, f"{wanted} would let every engine and the learner have one of its own")
 
 
-def check_memory(_config: SystemConfig) -> Iterator[Check]:
+def check_plan(config: SystemConfig) -> Iterator[Check]:
+    """Whether `up` could begin at all."""
+    try:
+        target_dir = models.expected_directory(config.target.path) or Path(config.target.path)
+        make_plan(host.with_ports(config), host.gather(), make_tokens(os.environ), target_dir=target_dir)
+    except PacelineError as error:
+        yield Check("plan", "fail", "cannot be made", str(error))
+
+
+def check_memory(config: SystemConfig) -> Iterator[Check]:
     memory = psutil.virtual_memory()
     available = min(memory.available, _cgroup_headroom_bytes())
     found = f"{available / _GIB:.1f} GiB available of {memory.total / _GIB:.1f}"
-    if available >= _MIN_MEMORY_BYTES:
+    needed = _needed_bytes(config)
+    if available >= needed:
         yield Check("memory", "ok", found)
     else:
-        yield Check(
-            "memory", "warn", found, "the default system needs about 6 GiB: lower engine.kv_cache_memory_bytes, or free some"
-        )
+        advice = f"this system needs about {needed / _GIB:.0f} GiB: lower engine.kv_cache_memory_bytes, or free some"
+        yield Check("memory", "warn", found, advice)
+
+
+def _needed_bytes(config: SystemConfig) -> int:
+    """About: the KV cache of each engine and what an engine takes besides, the learner, the rest."""
+    kv_bytes = config.engine.get("kv_cache_memory_bytes")
+    each = (kv_bytes if isinstance(kv_bytes, int) else _KV_CACHE_BYTES) + _ENGINE_BYTES
+    return len(config.pool) * each + (_LEARNER_BYTES if config.learner.enabled else 0) + _GIB
 
 
 def _cgroup_headroom_bytes() -> int:
@@ -252,6 +273,7 @@ CHECKS: tuple[Callable[[SystemConfig], Iterator[Check]], ...] = (
     check_compiler,
     check_plugins,
     check_cores,
+    check_plan,
     check_memory,
     check_ports,
     check_model,

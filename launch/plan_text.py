@@ -32,6 +32,7 @@ def plan_as_text(plan: SystemPlan) -> str:
     """Readable plan, secrets masked."""
     lines = [f"target   {plan.target_dir}", f"state    {plan.state_dir}", f"public   {plan.gateway_url}/v1",
              f"admin    {plan.admin_url}/admin"]  # fmt: skip
+    kinds = {engine.id: f", {engine.kind}" for engine in plan.engines}
     for number, spec in enumerate(map(masked, plan.processes), start=1):
         ready = f"{spec.readiness.url} answers 200" if spec.readiness.url else "the process stays alive"
         if spec.readiness.parts_url:
@@ -39,7 +40,7 @@ def plan_as_text(plan: SystemPlan) -> str:
         need = "required at start, " if spec.restart.is_required else "optional, "
         lines += [
             "",
-            f"{number}. {spec.name} ({spec.role})",
+            f"{number}. {spec.name} ({spec.role}{kinds.get(spec.name, '')})",
             f"   cores    {', '.join(map(str, spec.cores)) or 'unpinned'}" + (f", nice {spec.nice}" if spec.nice else ""),
             f"   ready    {ready}; within {spec.readiness.deadline_s:g} s",
             f"   restart  {need}restarted with backoff up to {spec.restart.max_backoff_s:g} s",

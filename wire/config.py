@@ -16,6 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from wire.errors import ConfigError
 
+_MESSAGES = {
+    "extra_forbidden": "unknown key, see configs/README.md",
+    "tuple_type": "a list is wanted, given whole: --set 'pool=[{id=\"a\", port=8100}]', for instance",
+}
+"""In place of pydantic's own, by the type of problem."""
+
 
 class Config(BaseModel):
     """Base of every configuration class: immutable, and an unknown key is an error."""
@@ -31,7 +37,7 @@ class Config(BaseModel):
             lines = [f"{source} is not a valid {cls.__name__}:"]
             for problem in error.errors():
                 key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-                what = "unknown key, see configs/README.md" if problem["type"] == "extra_forbidden" else problem["msg"]
+                what = _MESSAGES.get(problem["type"], problem["msg"].removeprefix("Value error, "))
                 got = f" (got {problem['input']!r})" if problem["loc"] else ""
                 lines.append(f"  {key}: {what}{got}")
             raise ConfigError("\n".join(lines)) from None
@@ -56,14 +62,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`a.b=value` as a nested table. `value` is TOML where it parses as TOML, else a plain string."""
+    """`a.b=value` as a nested table. `value` is TOML where it parses as TOML, else a plain string.
+
+    Raises ConfigError for what is neither: a list or a table whose quotes the shell took.
+    """
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise ConfigError(f"--set takes key.path=value, got {text!r}")
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if raw.lstrip().startswith(("[", "{")):
+            raise ConfigError(
+                f"--set {key}: {raw!r} is not TOML ({error}); texts need quotes, and the shell keeps them inside others: "
+                "--set 'pool=[{id=\"a\", port=8100}]'"
+            ) from error
         value = raw
     for part in reversed(parts):
         value = {part: value}

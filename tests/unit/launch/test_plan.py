@@ -186,8 +186,11 @@ def test_port_zero_becomes_a_free_port_everywhere_the_same() -> None:
     ("overrides", "message"),
     [
         (["pool=[{id='a', port=1}, {id='a', port=2}]"], "pool ids must differ"),
-        (["pool=[{id='a'}, {id='b'}]"], "ports must differ"),
-        (["gateway.port=8001"], "ports must differ"),
+        (["pool=[{id='a'}, {id='b'}]"], r"ports must differ.*\(8100: pool a, pool b\)"),
+        (["gateway.port=8001"], r"ports must differ.*\(8001: gateway.port, gateway.admin_port\)"),
+        (["pool=[{id='learner'}]"], "'learner' is the name of another process"),
+        (["pool.0.port=1"], "pool: a list is wanted, given whole"),
+        (["kv_store.dfkv.members=a=10.0.0.1:1"], "kv_store.dfkv is set but kv_store.enabled is false"),
         (["pool=[]"], "at least one"),
         (["pool=[{id='A b'}]"], "pattern"),
         (["target.dtype=int8"], "target.dtype"),

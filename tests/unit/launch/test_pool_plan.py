@@ -10,7 +10,7 @@ import dfkv_rig
 import pytest
 
 from launch.config import SystemConfig
-from launch.doctor import check_kv_store, check_transfer
+from launch.doctor import check_kv_store, check_memory, check_plan, check_transfer
 from launch.host import HostFacts, with_ports
 from launch.plan import ProcessSpec, SystemPlan, make_plan
 from launch.rundir import Tokens
@@ -194,15 +194,30 @@ def test_servers_that_dfkv_cannot_reach_are_refused_in_the_configuration() -> No
         plan("kv_store.enabled=true", "kv_store.dfkv.members=n1=localhost:9000")
 
 
-def check_of(settings: DfkvSettings, *, enabled: bool = True) -> list[tuple[str, str]]:
-    store = {"enabled": enabled, "dfkv": settings.model_dump()}
+def check_of(settings: DfkvSettings) -> list[tuple[str, str]]:
+    store = {"enabled": True, "dfkv": settings.model_dump()}
     checks = list(check_kv_store(SystemConfig.build({"kv_store": store}, source="a test")))
     return [(check.state, check.found + check.advice) for check in checks]
 
 
+def test_the_doctor_asks_for_the_memory_that_this_system_needs() -> None:
+    def state(*overrides: str) -> str:
+        (found,) = check_memory(SystemConfig.load([], overrides))
+        return found.state
+
+    assert state("engine.kv_cache_memory_bytes=1000000000000000") == "warn"
+    many = ", ".join(f"{{id='e{number}', port={9000 + number}}}" for number in range(2000))
+    assert state(f"pool=[{many}]") == "warn"
+
+
+def test_the_doctor_says_why_a_plan_cannot_be_made() -> None:
+    (found,) = check_plan(SystemConfig.load([], ["pool=[{id='a', cores=[100000]}]"]))
+    assert (found.name, found.state) == ("plan", "fail")
+    assert "100000" in found.advice
+
+
 def test_the_doctor_tells_how_dfkv_is(tmp_path: Path) -> None:
     with dfkv_rig.running("stand-in", tmp_path) as dfkv:
-        assert check_of(dfkv.settings, enabled=False) == []
         ((state, said),) = check_of(dfkv.settings)
         assert (state, said) == ("ok", f"stand-in; {dfkv.settings.members} answer")
         dfkv.kill()

@@ -85,3 +85,9 @@ def test_resolved_json_comes_back_equal(tmp_path: Path) -> None:
 def test_unreadable_json_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="paceline plan"):
         Outer.read_json(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("text", ["pool=[{id=a, port=1}]", "a.b={x: 1}"])
+def test_a_list_or_table_whose_quotes_the_shell_took_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="texts need quotes"):
+        parse_override(text)
