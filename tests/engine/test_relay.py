@@ -6,6 +6,7 @@ import json
 import urllib.request
 from typing import Any
 
+import msgspec
 import pytest
 from live_engine import LiveEngine
 from msgspec import Raw
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from server.relay.exchange import Exchange
 from server.relay.sse import EventRelay
 from server.relay.stream import ResumableStream
+from wire.control import EngineStatus
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_MODEL_LEN = 1024
@@ -81,10 +83,11 @@ def test_real_stream_is_gone_on_with_wherever_it_broke(real_engine: LiveEngine, 
     body = _body(real_engine, path, stream_options={"include_usage": True}, **options)
     wanted = _chunks(_events(real_engine, path, body))
     first = _events(real_engine, path, _asked(_stream(real_engine, path, body)))
+    limits = msgspec.convert(real_engine.ok("/paceline/status"), EngineStatus).answer_limits
     for num_taken in range(2, len(first) - 2, 4):
         stream = _stream(real_engine, path, body)
         sent = stream.take(b"".join(first[:num_taken]))
-        stream.go_on(max_model_len=MAX_MODEL_LEN, target_version=0)
+        stream.go_on(max_model_len=MAX_MODEL_LEN, limits=limits, target_version=0)
         relay = EventRelay()
         sent += stream.take(relay.feed(b"".join(_events(real_engine, stream.leg.path, _asked(stream)))))
         assert relay.is_done
