@@ -25,7 +25,14 @@ from wire.control import AdminStatus
 
 README = Path(__file__).parents[2] / "README.md"
 EAGER = ["--config", str(Path(__file__).parents[2] / "configs" / "eager.toml")]
-FAST = ["learner.gate.every_s=10.0", "learner.checkpoint_every_s=5.0", "canary.min_verify_steps=50"]
+# The gate asks for little and the learner gives no way: what is tested is the loop, not how sure or how polite it is.
+FAST = [
+    "learner.gate.every_s=10.0",
+    "learner.gate.confidence=0.6",
+    "learner.nice=0",
+    "learner.checkpoint_every_s=5.0",
+    "canary.min_verify_steps=50",
+]
 LEARN_WITHIN_S = 1200.0
 MIN_RISE = 0.1
 
