@@ -1,5 +1,6 @@
 # make demo    set up, fetch the model, start, send real prompts, show the draft learning, leave it serving
-# make test    set up and pass every test that a CPU can run
+# make test    set up and pass every test that a CPU can run, but for the pools end to end
+# make pools   those: three engines, a swap and two deaths, some minutes
 # make setup   the virtual environment .venv, from requirements/cpu.lock; does nothing when it is up to date
 
 VENV  := .venv
@@ -9,7 +10,7 @@ STAMP := $(VENV)/.paceline-installed
 CODE  := wire launch server drafter learner rl loadtest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo down test lint format unit rigs engine e2e bars clean
+.PHONY: help setup demo down test lint format unit rigs engine e2e pools bars clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +46,10 @@ demo: setup
 down:
 	@$(BIN)/paceline down
 
-test: setup lint unit rigs engine e2e
+# Lint and unit tests take a core each; the others want the machine for themselves.
+test: setup
+	@$(MAKE) --no-print-directory --output-sync=target -j2 lint unit
+	@$(MAKE) --no-print-directory rigs engine e2e
 
 lint: setup
 	$(BIN)/ruff check .
@@ -66,7 +70,10 @@ engine: setup
 	$(BIN)/python -m pytest tests/engine
 
 e2e: setup
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e -m "not pools"
+
+pools: setup
+	$(BIN)/python -m pytest tests/e2e -m pools
 
 bars: setup
 	$(BIN)/paceline bench bars

@@ -22,6 +22,7 @@ SETTINGS = ["learner.enabled=false", "target.dtype=float32", "engine.kv_cache_me
 SERVED_WITHIN_S = 300.0
 
 
+@pytest.mark.pools
 @pytest.mark.timeout(1800)
 def test_pools_serve_swap_and_survive_the_death_of_engines() -> None:
     asyncio.run(the_pools())
