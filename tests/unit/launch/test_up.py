@@ -37,7 +37,7 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
 
 def test_an_absent_dfkv_library_is_named_before_anything_starts(tmp_path: Path) -> None:
     wanted = ["kv_store.dfkv.members=n1=127.0.0.1:1", "kv_store.dfkv.library=/absent/libdfkv.so"]
-    up.refuse_absent_dfkv(config(tmp_path, *wanted))
+    up.refuse_absent_dfkv(config(tmp_path))
     with pytest.raises(ConfigError, match=r"'/absent/libdfkv\.so'.*take \[kv_store\.dfkv\] out"):
         up.refuse_absent_dfkv(config(tmp_path, "kv_store.enabled=true", *wanted))
 
