@@ -24,11 +24,6 @@ from wire.spec import CaptureSpec, read_model_config, weights_revision
 from wire.store import DraftStore
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_CONVERT = (
-    'python -c "import torch; from safetensors.torch import save_file; '
-    "save_file({{n: t.contiguous() for n, t in torch.load('{name}', weights_only=True, map_location='cpu').items()}}, "
-    "'model.safetensors')\""
-)
 
 
 def create_random_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, seed: int = 0) -> int:
@@ -75,7 +70,7 @@ def _require_safetensors(checkpoint: Path) -> None:
     if pickled:
         raise ArtifactError(
             f"{checkpoint} holds {pickled[0]}, a pickle, which can run code when it is read; only safetensors are. "
-            f"If you trust it, convert it in {checkpoint}: {_CONVERT.format(name=pickled[0])}"
+            "If you trust it, have the tool that made it, or its publisher, save it as safetensors"
         )
     raise ArtifactError(f"{checkpoint} holds no *.safetensors file; it is not an EAGLE-3 checkpoint")
 

@@ -161,10 +161,10 @@ def test_sharded_weights_are_joined_and_a_tensor_met_twice_is_refused(store, tar
         import_draft(store, spec, target_dir, directory)
 
 
-def test_a_pickle_is_refused_with_the_way_to_convert_it(store, target_dir, spec, tmp_path):
+def test_a_pickle_is_refused_with_what_to_do(store, target_dir, spec, tmp_path):
     directory = write(tmp_path / "published", eagle_config(), {})
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(ArtifactError, match=r"pytorch_model\.bin, a pickle.*weights_only=True"):
+    with pytest.raises(ArtifactError, match=r"pytorch_model\.bin, a pickle.*save it as safetensors"):
         import_draft(store, spec, target_dir, directory)
     (directory / "pytorch_model.bin").unlink()
     with pytest.raises(ArtifactError, match=r"no \*\.safetensors file"):
