@@ -32,7 +32,10 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 checked and found wanting, 2 not possible."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_unrecognized(unknown, takes_files=hasattr(options, "config")))
     command: Command = options.command
     try:
         return command(options)
@@ -84,6 +87,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _bare(commands, "version", _version, "print versions")
     return parser
+
+
+def _unrecognized(words: Sequence[str], *, takes_files: bool) -> str:
+    """A message in argparse's words; a configuration file among them is probably meant for `--config`."""
+    files = [word for word in words if word.endswith(".toml")]
+    hint = f"; configuration files follow --config: --config {' '.join(files)}" if files and takes_files else ""
+    return f"unrecognized arguments: {' '.join(words)}{hint}"
 
 
 def _command(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, function: Command, help_text: str,

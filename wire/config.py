@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from wire.config_hints import Location, key_for, near_keys, table_at
 from wire.errors import ConfigError
 
 _MESSAGES = {
-    "extra_forbidden": "unknown key, see configs/README.md",
     "tuple_type": "a list is wanted, given whole: --set 'pool=[{id=\"a\", port=8100}]', for instance",
 }
 """In place of pydantic's own, by the type of problem."""
@@ -37,10 +37,28 @@ class Config(BaseModel):
             lines = [f"{source} is not a valid {cls.__name__}:"]
             for problem in error.errors():
                 key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-                what = _MESSAGES.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+                what = cls._what_is_wrong(problem["type"], problem["loc"], problem["input"])
+                what = what or problem["msg"].removeprefix("Value error, ")
                 got = f" (got {problem['input']!r})" if problem["loc"] else ""
                 lines.append(f"  {key}: {what}{got}")
             raise ConfigError("\n".join(lines)) from None
+
+    @classmethod
+    def _what_is_wrong(cls, kind: str, location: Location, value: Any) -> str:
+        """A problem in our words, and what was probably meant; empty where pydantic's words will do."""
+        key = ".".join(map(str, location))
+        if kind == "extra_forbidden":
+            near = near_keys(cls, location)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            return f"unknown key, {hint}see configs/README.md"
+        table = table_at(cls, location) if location else None
+        if kind == "model_type" and table is not None:
+            meant = key_for(table, value)
+            hint = f"; did you mean {key}.{meant}?" if meant else ""
+            return f"a table is expected, with keys of {', '.join(table.model_fields)}{hint}"
+        if kind == "dict_type":
+            return f"a table is expected, set key by key: {key}.KEY=VALUE"
+        return _MESSAGES.get(kind, "")
 
     @classmethod
     def read_json(cls, path: Path) -> Self:

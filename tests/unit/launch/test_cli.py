@@ -33,6 +33,26 @@ def test_a_bad_setting_is_one_clear_message_and_exit_2(capsys: pytest.CaptureFix
     assert captured.err.startswith("paceline: --set draft.depth=3 is not a valid SystemConfig:\n  draft.depth: ")
 
 
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [("routing=kv_aware", "routing.policy"), ("gateway.prt=1", "gateway.port"), ("depth=auto", "depth.mode")],
+)
+def test_a_setting_that_is_nearly_right_is_told_what_was_meant(
+    capsys: pytest.CaptureFixture[str], setting: str, meant: str
+) -> None:
+    assert main(["plan", "--set", setting]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_a_configuration_file_without_its_option_is_told_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "configs/cpu.toml"])
+    assert "--config configs/cpu.toml" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "run", "chat", "configs/cpu.toml"])
+    assert "--config" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--detach"]])
 def test_a_state_directory_that_cannot_be_written_is_one_clear_message(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "in-the-way").write_text("")

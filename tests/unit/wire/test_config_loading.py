@@ -17,6 +17,9 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner = Inner()
+    inners: tuple[Inner, ...] = ()
+    spare: Inner | None = None
+    free: dict[str, Any] = Field(default_factory=dict)
     count: int = 1
 
 
@@ -57,6 +60,45 @@ def test_later_files_win_and_overrides_come_last(tmp_path: Path) -> None:
 def test_an_unknown_key_is_named_with_its_source() -> None:
     with pytest.raises(ConfigError, match=r"cfg\.toml is not a valid Outer:\n  inner\.rat: .*got 0\.5"):
         Outer.build({"inner": {"rat": 0.5}}, source="cfg.toml")
+
+
+def refusal(data: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Outer.build(data, source="x")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "meant"),
+    [
+        ({"inner": {"rat": 0.5}}, "did you mean inner.rate?"),
+        ({"inners": [{"name": ["a"]}]}, "did you mean inners.0.names?"),
+        ({"spare": {"ratio": 1}}, "did you mean spare.rate?"),
+        ({"iner": {"rate": 0.5}}, "did you mean inner?"),
+        ({"rate": 0.5}, "did you mean inner.rate or inners.rate or spare.rate?"),
+    ],
+)
+def test_an_unknown_key_comes_with_the_known_one_it_is_like(data: dict[str, Any], meant: str) -> None:
+    assert meant in refusal(data)
+
+
+def test_nothing_is_guessed_for_a_key_like_none() -> None:
+    assert "did you mean" not in refusal({"inner": {"zzz": 1}})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"inner": 0.5}, "inner: a table is expected, with keys of rate, names; did you mean inner.rate? (got 0.5)"),
+        ({"inner": ["a"]}, "inner: a table is expected, with keys of rate, names; did you mean inner.names? (got ['a'])"),
+        ({"inner": "fast"}, "inner: a table is expected, with keys of rate, names (got 'fast')"),
+        ({"spare": 0.5}, "spare: a table is expected, with keys of rate, names; did you mean spare.rate? (got 0.5)"),
+        ({"inners": [0.5]}, "inners.0: a table is expected, with keys of rate, names; did you mean inners.0.rate? (got 0.5)"),
+        ({"free": 3}, "free: a table is expected, set key by key: free.KEY=VALUE (got 3)"),
+    ],
+)
+def test_a_value_in_the_place_of_a_table_comes_with_the_key_that_takes_it(data: dict[str, Any], message: str) -> None:
+    assert f"  {message}" in refusal(data)
 
 
 def test_every_bad_value_is_listed() -> None:
