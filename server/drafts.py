@@ -150,7 +150,9 @@ class Drafts:
             versions = self.store.versions()
         except OSError:
             return
-        for version in versions[-MAX_MARKS:]:
+        for version in dict.fromkeys((*versions[-MAX_MARKS:], self.active)):
+            if version is None:
+                continue
             try:
                 manifest = self.store.manifest(version)
             except (ArtifactError, OSError):

@@ -13,6 +13,7 @@ from gateway_rig import OPERATOR_TOKEN, REJECTED, SPEC, GatewayRig, eventually, 
 from yarl import URL
 
 from server import disk
+from server.drafts import Drafts
 from wire.artifact import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, DraftManifest
 from wire.control import AdminStatus, DraftEntry, DraftList, SwapReport
 from wire.store import DraftStore
@@ -91,6 +92,16 @@ def test_restarted_gateway_finds_the_previous_draft_in_the_manifest(tmp_path: Pa
             await _serves(rig, 0)
 
     run(scenario())
+
+
+def test_a_parent_is_found_where_many_drafts_came_after_the_active_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.drafts.MAX_MARKS", 2)
+    publish(tmp_path, gate=None)
+    store = DraftStore(tmp_path)
+    store.set_active(publish(tmp_path, parent=0))
+    for _ in range(3):
+        publish(tmp_path, parent=1)
+    assert Drafts(store).previous == 0
 
 
 def test_roll_back_goes_to_the_floor_when_the_previous_draft_is_gone(tmp_path: Path) -> None:
