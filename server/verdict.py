@@ -89,7 +89,7 @@ def measure_design_effect(windows: Iterable[Sequence[Tally]]) -> float:
         if len(batches) < 2:
             continue
         whole = total(batches)
-        depth = _depth(whole)
+        depth = min(map(_depth, batches))
         mean, variance = _moments(whole, depth)
         squares = sum(batch.num_verify_steps * (_moments(batch, depth)[0] - mean) ** 2 for batch in batches)
         excess += squares / (variance * whole.num_verify_steps)

@@ -136,6 +136,11 @@ def test_a_draft_that_is_as_good_is_seldom_rolled_back_and_a_bad_one_mostly() ->
     assert sum(watch(seed, 0.25) == "roll_back" for seed in range(50)) / 50 > 0.85
 
 
+def test_a_change_of_depth_within_a_window_is_no_spread_of_its_batches() -> None:
+    deep, shallow = tally(100, 50, 25, 12), Tally(100, (100, 0, 0), (50, 0, 0))
+    assert measure_design_effect([[deep, shallow] * 5]) == measure_design_effect([[tally(100, 50)] * 10])
+
+
 def test_a_window_is_kept_in_batches_of_a_tenth() -> None:
     window = Window(1000)
     for _ in range(300):
