@@ -181,15 +181,21 @@ def check_memory(config: SystemConfig) -> Iterator[Check]:
     if available >= needed:
         yield Check("memory", "ok", found)
     else:
-        advice = f"this system needs about {needed / _GIB:.0f} GiB: lower engine.kv_cache_memory_bytes, or free some"
+        lower = "lower engine.kv_cache_memory_bytes, or " if _has_kv_in_memory() else ""
+        advice = f"this system needs about {needed / _GIB:.0f} GiB: {lower}free some"
         yield Check("memory", "warn", found, advice)
 
 
 def _needed_bytes(config: SystemConfig) -> int:
     """About: the KV cache of each engine and what an engine takes besides, the learner, the rest."""
-    kv_bytes = config.engine.get("kv_cache_memory_bytes")
+    kv_bytes = config.engine.get("kv_cache_memory_bytes") if _has_kv_in_memory() else 0
     each = (kv_bytes if isinstance(kv_bytes, int) else _KV_CACHE_BYTES) + _ENGINE_BYTES
     return len(config.pool) * each + (_LEARNER_BYTES if config.learner.enabled else 0) + _GIB
+
+
+def _has_kv_in_memory() -> bool:
+    """Rather than on a GPU."""
+    return host.installed_vllm() != host.CUDA_DISTRIBUTION
 
 
 def _cgroup_headroom_bytes() -> int:

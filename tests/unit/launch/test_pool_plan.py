@@ -210,6 +210,13 @@ def test_the_doctor_asks_for_the_memory_that_this_system_needs() -> None:
     assert state(f"pool=[{many}]") == "warn"
 
 
+def test_the_doctor_does_not_ask_for_memory_that_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.host.installed_vllm", lambda: "vllm")
+    few, much = (f"engine.kv_cache_memory_bytes={size}" for size in (1, 10**15))
+    states = [next(check_memory(SystemConfig.load([], [size]))).state for size in (few, much)]
+    assert states[0] == states[1]
+
+
 def test_the_doctor_says_why_a_plan_cannot_be_made() -> None:
     (found,) = check_plan(SystemConfig.load([], ["pool=[{id='a', cores=[100000]}]"]))
     assert (found.name, found.state) == ("plan", "fail")
