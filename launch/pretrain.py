@@ -1,16 +1,12 @@
 """`paceline draft pretrain`: an ordinary system, the prompts of a file, and an end. A warm start before there is any traffic.
 
 Nothing is trained here. The learner of the system that is started does that, on what its engines answer, with its gate, its
-publisher and its checkpoint; this module sends the prompts, tells how far it is, and says when it is enough.
+publisher and its checkpoint; this module has the prompts sent, tells how far it is, and says when it is enough.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +17,7 @@ from rich.console import Console
 from launch.config import SystemConfig
 from launch.detached import start_and_wait
 from launch.drafts import admin_client
+from launch.pretrain_sending import Record, Sender
 from launch.progress import bar
 from launch.rundir import LaunchError, RunDir
 from launch.up import down
@@ -30,13 +27,11 @@ from wire.control import AdminStatus, LearnerReport
 from wire.store import DraftStore
 
 if TYPE_CHECKING:
-    from loadtest.client import StreamResult
     from loadtest.traffic import Prompt
 
 PLATEAU_SHARE = 0.25
 """So much of the budget without a better draft is a plateau."""
 _FORCED = ("capture.enabled=true", "capture.rate=1", "learner.enabled=true")
-_ANSWER_TOKENS = 512
 _MARGIN_S = 10.0
 _POLL_S = 1.0
 _PLAIN_POLL_S = 15.0
@@ -80,111 +75,6 @@ def _prompts(traffic: str) -> list[Prompt]:
     if source.num_broken:
         print(f"{traffic}: {source.num_broken} records hold no prompt and are left out", flush=True)
     return list({prompt.id: prompt for prompt in sources.open_part(traffic, source, "train")}.values())
-
-
-class Record:
-    """Which prompts of a set are answered, and how much the learner had seen before the first: a file that only grows.
-
-    Its name is a digest of the prompts' ids, so the record belongs to the prompts, wherever their file lies.
-    """
-
-    def __init__(self, directory: Path, prompts: list[Prompt]) -> None:
-        ids = "\n".join(prompt.id for prompt in prompts)
-        self._path = directory / f"{hashlib.sha256(ids.encode()).hexdigest()[:16]}.jsonl"
-        self.num_tokens_before: int | None = None
-        """Token visits; None before the learner was first heard."""
-        self.num_prompts = len(prompts)
-        done = self._read()
-        self.remaining = [prompt for prompt in prompts if prompt.id not in done]
-        """When this record was opened, in order."""
-        self.num_done = self.num_prompts - len(self.remaining)
-        """Kept up to date."""
-
-    def begin(self, num_tokens_seen: int) -> int:
-        """Note what the learner has seen, unless that was done before; returns what is noted."""
-        if self.num_tokens_before is None:
-            self.num_tokens_before = num_tokens_seen
-            self._append({"num_tokens_before": num_tokens_seen})
-        return self.num_tokens_before
-
-    def add(self, prompt_id: str) -> None:
-        """Note a prompt as answered; raises OSError."""
-        self._append({"answered": prompt_id})
-        self.num_done += 1
-
-    def _append(self, entry: dict[str, str | int]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write("\n" + json.dumps(entry))  # a line that was cut short by a kill spoils no other
-
-    def _read(self) -> set[str]:
-        done = set()
-        lines = self._path.read_text().splitlines() if self._path.is_file() else []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if "num_tokens_before" in entry:
-                self.num_tokens_before = entry["num_tokens_before"]
-            done.add(entry.get("answered"))
-        return done
-
-
-class Sender:
-    """Sends what is not answered yet, in a thread of its own, each prompt until it is answered."""
-
-    def __init__(self, url: str, model: str, record: Record, concurrency: int) -> None:
-        self._url, self._model, self._record, self._concurrency = url, model, record, concurrency
-        self._stopping = threading.Event()
-        self.is_waiting = False
-        """Set it: nothing more is sent while it holds."""
-        self._thread = threading.Thread(target=self._run, name="pretrain-sender", daemon=True)
-        self.num_failed = 0
-        """Prompts that were given up."""
-        self.num_answer_tokens = 0
-        self.failure: str | None = None
-
-    @property
-    def num_left(self) -> int:
-        return self._record.num_prompts - self._record.num_done
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def send_no_more(self) -> None:
-        """Answers under way are still read."""
-        self._stopping.set()
-
-    def stop(self) -> None:
-        """Answers under way are abandoned after a moment."""
-        self.send_no_more()
-        if self._thread.is_alive():
-            self._thread.join(timeout=_MARGIN_S)
-
-    def _run(self) -> None:
-        from loadtest.closed_loop import answer_each
-
-        try:
-            asyncio.run(
-                answer_each(
-                    self._url,
-                    self._model,
-                    self._record.remaining,
-                    concurrency=self._concurrency,
-                    should_stop=self._stopping.is_set,
-                    should_wait=lambda: self.is_waiting,
-                    on_result=self._note,
-                    options={"max_tokens": _ANSWER_TOKENS, "temperature": 0.0},
-                )
-            )
-        except OSError as error:
-            self.failure = str(error)
-
-    def _note(self, result: StreamResult) -> None:
-        self.num_failed += not result.is_ok
-        self.num_answer_tokens += result.num_tokens
-        self._record.add(result.prompt_id)
 
 
 class Course:

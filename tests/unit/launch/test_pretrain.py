@@ -23,7 +23,8 @@ from drafter.create import create_random_draft
 from drafter.target import load_target_parts
 from launch.cli import main
 from launch.config import SystemConfig
-from launch.pretrain import PLATEAU_SHARE, Course, Record, Sender, conclude, learn, pretrain
+from launch.pretrain import PLATEAU_SHARE, Course, conclude, learn, pretrain
+from launch.pretrain_sending import Record, Sender
 from launch.rundir import LaunchError, RunDir
 from learner.config import GateSettings, LearnerConfig, LearnerSettings, ReplaySettings
 from learner.main import run as run_learner
