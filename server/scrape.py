@@ -21,7 +21,7 @@ from wire.errors import EngineError
 logger = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 1.0
-_PREFIX = "vllm:"
+_PREFIXES = ("vllm:", "paceline_kv_store_")
 """An engine also exports its process's and its HTTP server's metrics; those names are not its alone."""
 
 
@@ -64,7 +64,7 @@ def _engine_pages(pages: dict[str, str | None]) -> bytes:
         is_up = text is not None
         try:
             for family in text_string_to_metric_families(text or ""):
-                if family.name.startswith(_PREFIX):
+                if family.name.startswith(_PREFIXES):
                     _merge(families, family, engine_id)
         except ValueError as error:
             logger.warning("engine %s: its metrics are not readable: %s", engine_id, error)

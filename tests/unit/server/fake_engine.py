@@ -40,6 +40,9 @@ vllm:num_requests_running{engine="0",model_name="fake"} 2.0
 # HELP vllm:generation_tokens_total Tokens.
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0",model_name="fake"} 41.0
+# HELP paceline_kv_store_blocks_total Blocks.
+# TYPE paceline_kv_store_blocks_total counter
+paceline_kv_store_blocks_total{event="loaded"} 7.0
 # HELP process_open_fds Open files.
 # TYPE process_open_fds gauge
 process_open_fds 9.0

@@ -65,6 +65,7 @@ def test_engine_metrics_pass_through_with_an_engine_label(tmp_path: Path) -> Non
                 labels = f'engine="engine-{index}",engine_index="0",model_name="fake"'
                 assert await rig.metric(f"vllm:num_requests_running{{{labels}}}") == 2.0
                 assert await rig.metric(f"vllm:generation_tokens_total{{{labels}}}") == 41.0
+                assert await rig.metric(f'paceline_kv_store_blocks_total{{engine="engine-{index}",event="loaded"}}') == 7.0
             text = (await rig.request("GET", "/metrics")).body.decode()
             assert "process_open_fds" not in text
             names = [family.name for family in text_string_to_metric_families(text)]
