@@ -52,9 +52,9 @@ class Disk:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(tell, result, error)
 
-        self._num_waiting += 1
         # A daemon: what hangs in the kernel must not keep this process from ending.
         threading.Thread(target=run, name="disk", daemon=True).start()
+        self._num_waiting += 1
         try:
             async with asyncio.timeout(DEADLINE_S):
                 return await answer
