@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint32, c_uint64, c_void_p
 from hashlib import blake2b
+from ipaddress import AddressValueError, IPv4Address
 
 from pydantic import field_validator
 
 from wire.config import Config
 from wire.errors import ConfigError
 
-_MEMBER = re.compile(r"[^=,\s]+=\d{1,3}(\.\d{1,3}){3}:\d{1,5}", re.ASCII)
+_MEMBER = re.compile(r"(?P<name>[^=,\s]+)=(?P<address>[\d.]+):(?P<port>\d{1,5})", re.ASCII)
+_MAX_PORT = 65535
 _FUNCTIONS = {
     "dfkv_version": (c_char_p, ()),
     "dfkv_open": (c_void_p, (c_char_p, c_uint64, *(c_uint32,) * 8)),
@@ -51,10 +54,27 @@ class DfkvSettings(Config):
     @field_validator("members")
     @classmethod
     def _are_members(cls, members: str) -> str:
-        for member in members.split(","):
-            if not _MEMBER.fullmatch(member):
-                raise ValueError(f"give each DFKV server as name=ip:port with an IPv4 address, by commas, not as {member!r}")
+        num_of_name = Counter(_member_name(member) for member in members.split(","))
+        twice = [name for name, count in num_of_name.items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]!r} names several DFKV servers; names decide which key is where, give each its own")
         return members
+
+
+def _member_name(member: str) -> str:
+    """The name of one server; raises ValueError where it is not told as DFKV takes it."""
+    found = _MEMBER.fullmatch(member)
+    if not found or not _is_ipv4(found["address"]) or not 0 < int(found["port"]) <= _MAX_PORT:
+        raise ValueError(f"give each DFKV server as name=ip:port with an IPv4 address, by commas, not as {member!r}")
+    return found["name"]
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        IPv4Address(text)
+    except AddressValueError:
+        return False
+    return True
 
 
 def load_library(path: str) -> ctypes.CDLL:

@@ -80,10 +80,28 @@ def test_what_is_no_dfkv_library_is_refused_with_what_to_do(library: str) -> Non
         DfkvClient(settings)
 
 
-@pytest.mark.parametrize("members", ["", "n1", "n1=localhost:9000", "n1=127.0.0.1", "n1=127.0.0.1:1,", "n1=::1:9000"])
+@pytest.mark.parametrize(
+    "members",
+    [
+        "",
+        "n1",
+        "n1=localhost:9000",
+        "n1=127.0.0.1",
+        "n1=127.0.0.1:1,",
+        "n1=::1:9000",
+        "n1=127.0.0.256:1",
+        "n1=127.0.0.1:0",
+        "n1=127.0.0.1:65536",
+    ],
+)
 def test_members_that_dfkv_would_silently_never_reach_are_refused(members: str) -> None:
     with pytest.raises(ConfigError, match=r"name=ip:port"):
         DfkvSettings.build({"members": members}, source="a test")
+
+
+def test_a_name_that_two_servers_share_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'n1' names several DFKV servers"):
+        DfkvSettings.build({"members": "n1=127.0.0.1:1,n2=127.0.0.1:2,n1=127.0.0.1:3"}, source="a test")
 
 
 def test_a_block_is_there_with_all_its_parts_and_carries_its_identity(dfkv: dfkv_rig.Dfkv) -> None:
