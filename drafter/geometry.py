@@ -75,8 +75,9 @@ def geometry_of_draft(config: Mapping[str, Any], spec: CaptureSpec, *, who: str)
     missing = [key for key in _REQUIRED if config.get(key) is None]
     if missing:
         raise ArtifactError(f"{who}: its config.json lacks {', '.join(missing)}; it is not an EAGLE-3 draft")
-    if int(config.get("num_hidden_layers", 1)) != 1:
-        raise ArtifactError(f"{who} has {config['num_hidden_layers']} layers; only one-layer drafts are supported")
+    num_layers = config.get("num_hidden_layers")
+    if num_layers not in (None, 1):
+        raise ArtifactError(f"{who} has {num_layers} layers; only one-layer drafts are supported")
     eagle = config.get("eagle_config") or {}
     aux = config.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids") or ()
     hidden_size = int(config["hidden_size"])

@@ -121,8 +121,9 @@ def _malformed(flat: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(flat.get(key) or {}, dict):
             yield f"{key} is {flat[key]!r}, needed an object"
     for key in ("architectures", "layer_types"):
-        if not isinstance(flat.get(key) or [], list):
-            yield f"{key} is {flat[key]!r}, needed a list"
+        names = flat.get(key) or []
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            yield f"{key} is {names!r}, needed a list of names"
     nested = flat.get("eagle_config")
     for place in (flat, nested if isinstance(nested, dict) else {}):
         layers = place.get(_AUX) or []
@@ -154,7 +155,7 @@ def _problems(flat: Mapping[str, Any]) -> Iterator[str]:
 def _rope_problems(flat: Mapping[str, Any]) -> Iterator[str]:
     rope = _rope(flat)
     kind = rope["rope_type"]
-    if kind not in _ROPE_NEEDS:
+    if not isinstance(kind, str) or kind not in _ROPE_NEEDS:
         yield f"its rope_type is {kind!r}, known are {', '.join(_ROPE_NEEDS)}"
         return
     found = rope.keys() - {"rope_type", "rope_theta"} - _ROPE_CHECKED_ELSEWHERE

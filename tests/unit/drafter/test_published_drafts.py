@@ -122,6 +122,12 @@ def test_aux_layers_may_stand_under_eagle_config(store, target_dir, spec, target
     assert geometry.norm_before_fc
 
 
+def test_a_null_number_of_layers_means_the_one_there_is(store, target_dir, spec, target, tmp_path):
+    config = eagle_config(eagle_aux_hidden_state_layer_ids=list(AUX_LAYER_IDS), num_hidden_layers=None)
+    directory = write(tmp_path / "published", config, eagle_tensors())
+    assert imported(store, spec, target_dir, target, directory).core.geometry.aux_layer_ids == AUX_LAYER_IDS
+
+
 def test_frozen_head_rows_are_recognised_after_rounding(store, target_dir, spec, target, tmp_path):
     frozen = {"lm_head.weight": target.head_VD[IDS].bfloat16()}
     directory = write(tmp_path / "published", speculators_config(), speculators_tensors(target.embedding_VD) | frozen)
@@ -242,6 +248,8 @@ def test_scaled_rope_keeps_its_kind_and_theta(store, target_dir, spec, target, t
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0\.5"),
         ({"hidden_size": "16"}, "hidden_size is '16', needed a whole number"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear', needed an object"),
+        ({"rope_scaling": {"rope_type": ["linear"]}}, r"rope_type is \['linear'\], known are default"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "needed a list of names"),
         ({"eagle_aux_hidden_state_layer_ids": 3}, "eagle_aux_hidden_state_layer_ids is 3, needed a list"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, r"is \['a'\], needed a list of whole numbers"),
         ({"norm_output": "false"}, "norm_output is 'false', needed true or false"),
