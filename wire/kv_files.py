@@ -132,15 +132,8 @@ class KvDirectory:
 
     def write(self, path: Path, data: bytes) -> None:
         """Seal and store a file; a reader sees all of it or nothing. After a power cut its checksum tells what it is worth."""
-        temporary = _temporary(path)
-        try:
-            self.create()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(seal(data))
-            temporary.rename(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        self.create()
+        _replace(path, seal(data))
 
     def touch(self, paths: Sequence[Path]) -> None:
         """Note the use of a prefix, its files in order. Its start becomes younger than its end, which is worth less alone."""
@@ -208,10 +201,7 @@ class KvDirectory:
         if not hold.is_in_force(time.time()):
             path.unlink(missing_ok=True)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(path)
-        temporary.write_bytes(msgspec.json.encode(hold))
-        temporary.rename(path)
+        _replace(path, msgspec.json.encode(hold))
 
     def held(self, now_s: float) -> set[tuple[KvRealm, str]]:
         """Blocks that must stay: those of all prefixes held now."""
@@ -298,9 +288,16 @@ def _num_bytes(path: Path) -> int:
     return status.st_size
 
 
-def _temporary(path: Path) -> Path:
-    """Another name beside it that no other writer on any machine uses."""
-    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+def _replace(path: Path, data: bytes) -> None:
+    """By way of another name beside it that no other writer on any machine uses, and that a failure leaves nothing of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _readable(path: Path) -> KvBlockHeader | None:

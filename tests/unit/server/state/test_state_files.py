@@ -132,6 +132,16 @@ def test_a_hold_that_was_never_finished_holds_nothing(directory: KvDirectory) ->
     assert directory.held(time.time()) == set()
 
 
+def test_a_hold_that_cannot_be_written_leaves_nothing_behind(directory: KvDirectory) -> None:
+    names = names_of(1)
+    (path,) = store_prefix(directory, names)
+    in_the_way = path.parent / "holds" / names[0]
+    in_the_way.mkdir(parents=True)  # A rename over a directory fails, as it would on a full disk.
+    with pytest.raises(OSError, match=names[0]):
+        directory.set_hold(REALM, names[0], Hold(names=tuple(names), is_pinned=True))
+    assert list(in_the_way.parent.iterdir()) == [in_the_way]
+
+
 def test_what_a_killed_writer_left_is_removed_in_time(directory: KvDirectory) -> None:
     (path,) = store_prefix(directory, names_of(1))
     leftover, fresh = (path.with_name(f".{path.name}-{digit * 16}") for digit in "01")
