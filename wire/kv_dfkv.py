@@ -1,6 +1,6 @@
 """DfkvBlocks: KV of finished conversations in DFKV, one value per block and rank, and one per prompt and per conversation.
 
-    <layout hash>/<target version>/<tenant>/<block name>.<rank>     the bytes `kv_files` has in a file, sealed the same way
+    <layout hash>/<target version>/<tenant>/<block name>.<rank>     a part as `kv_block_format` has it, sealed
     prefix/<name of its last block>.<slot>                          a `KvPrefix`: DFKV cannot tell what it holds
 
 Layout, target version and tenant are in a block's key and in its value. Any number of engines and gateways may share the
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from wire.dfkv import DfkvClient
 from wire.errors import FrameError
-from wire.kv_files import KvBlockHeader, KvRealm, block_bytes_bound, seal
+from wire.kv_block_format import KvBlockHeader, KvRealm, block_bytes_bound, seal
 from wire.kv_prefix import KvPrefix, decode_prefix, encode_prefix
 
 NUM_SLOTS = 8

@@ -16,7 +16,6 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b, sha256
 from itertools import count, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -25,67 +24,19 @@ import msgspec
 from msgspec import Struct
 
 from wire.errors import FrameError, WireError
-from wire.spec import SCHEMA_VERSION
-
-METADATA_KEY = "paceline_kv"
-BLANK_SHA256 = "0" * 64
-"""Stands in a file for its checksum while that is computed."""
+from wire.kv_block_format import KvBlockHeader, KvRealm, block_bytes_bound, read_header, seal
 
 _HOLDS = "holds"
 _TENANT_PREFIX = "t-"
 """A label may be `..`."""
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 1 << 20
 _MAX_HOLD_BYTES = 1 << 24
 _STALE_TEMPORARY_S = 600.0
 _AGE_STEP_S = 1e-3
 """By which one block of a prefix is older than the one before it."""
-_PLAIN_TENANT = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _BLOCK_FILE = re.compile(r"([0-9a-f]{32})\.([0-9]+)")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9]+-[0-9a-f]{16}")
 _HOLD_FILE = re.compile(r"[0-9a-f]{32}")
 _LAYOUT = re.compile(r"[0-9a-f]{16}")
-
-
-class KvRealm(NamedTuple):
-    """What KV blocks must agree on before one may follow another."""
-
-    layout_hash: str
-    """16 hex digits."""
-    target_version: int
-    tenant: str
-    """As `tenant_label` gives it."""
-
-
-def tenant_label(tenant: str) -> str:
-    """The tenant itself where it is a plain label; any other name by its digest, which no plain label looks like."""
-    if _PLAIN_TENANT.fullmatch(tenant):
-        return tenant
-    return f"~{blake2b(tenant.encode(), digest_size=16).hexdigest()}"
-
-
-class KvBlockHeader(Struct, frozen=True, kw_only=True):
-    """Identity of one block file, JSON under `paceline_kv` in its safetensors metadata."""
-
-    schema_version: int
-    model: str
-    """The target's id."""
-    layout_hash: str
-    target_version: int
-    tenant: str
-    name: str
-    """Of the block, in hex, and so of the prefix that ends with it."""
-    parent: str
-    """Name of the block before it, in hex."""
-    position: int
-    """Blocks before it in its prefix."""
-    rank: int
-    sha256: str = BLANK_SHA256
-    """Over the whole file with this field blank."""
-
-    @property
-    def realm(self) -> KvRealm:
-        return KvRealm(self.layout_hash, self.target_version, self.tenant)
 
 
 class StoredBlock(NamedTuple):
@@ -241,33 +192,6 @@ class KvDirectory:
         return self._realm_directory(realm) / _HOLDS / name
 
 
-def seal(data: bytes) -> bytes:
-    """A block file's bytes with the checksum in place of the blank."""
-    return data.replace(BLANK_SHA256.encode(), sha256(data).hexdigest().encode(), 1)
-
-
-def check(data: bytes) -> KvBlockHeader:
-    """The header of a sealed file whose every byte is as it was written; raises WireError for any other."""
-    header = _parse_header(data)
-    blank = data.replace(header.sha256.encode(), BLANK_SHA256.encode(), 1)
-    if sha256(blank).hexdigest() != header.sha256:
-        raise FrameError("the checksum of the block does not match its bytes")
-    return header
-
-
-def read_header(path: Path) -> KvBlockHeader:
-    """A file's own word on what it is, its checksum not verified; raises OSError or WireError."""
-    _num_bytes(path)
-    with path.open("rb") as file:
-        start = file.read(_LENGTH_BYTES)
-        return _parse_header(start + file.read(min(int.from_bytes(start, "little"), _MAX_HEADER_BYTES)))
-
-
-def block_bytes_bound(tensor_bytes: int) -> int:
-    """What a block with that many bytes of tensors takes at most."""
-    return _LENGTH_BYTES + _MAX_HEADER_BYTES + tensor_bytes
-
-
 def read_block(path: Path, *, tensor_bytes: int) -> bytes:
     """The bytes of a file that may be a block with that many bytes of tensors, unchecked; raises OSError or WireError."""
     return _read(path, block_bytes_bound(tensor_bytes))
@@ -302,24 +226,11 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _readable(path: Path) -> KvBlockHeader | None:
     try:
-        return read_header(path)
+        _num_bytes(path)
+        with path.open("rb") as file:
+            return read_header(file)
     except (OSError, WireError):
         return None
-
-
-def _parse_header(data: bytes) -> KvBlockHeader:
-    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if not _LENGTH_BYTES < end <= min(len(data), _LENGTH_BYTES + _MAX_HEADER_BYTES):
-        raise FrameError(f"a header that ends at byte {end} of {len(data)}")
-    try:
-        tensors = msgspec.json.decode(data[_LENGTH_BYTES:end], type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(tensors.get("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
-        header = msgspec.json.decode(metadata.get(METADATA_KEY, ""), type=KvBlockHeader)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise FrameError(f"not a KV block file: {error}") from None
-    if header.schema_version != SCHEMA_VERSION or len(header.sha256) != len(BLANK_SHA256):
-        raise FrameError(f"a KV block of schema {header.schema_version}, this is {SCHEMA_VERSION}")
-    return header
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from wire.errors import FrameError
-from wire.kv_files import KvRealm
+from wire.kv_block_format import KvRealm
 from wire.spec import SCHEMA_VERSION
 
 _CHECKSUM_BYTES = 32

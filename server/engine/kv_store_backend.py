@@ -11,8 +11,9 @@ from server.engine.kv_store_dfkv import DfkvStore
 from server.engine.kv_store_files import FileStore
 from wire.dfkv import DfkvClient, DfkvSettings
 from wire.errors import ConfigError
+from wire.kv_block_format import KvBlockHeader, KvRealm
 from wire.kv_dfkv import DfkvBlocks
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm
+from wire.kv_files import KvDirectory
 from wire.kv_prefix import KvPrefix
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from wire.errors import FrameError
-from wire.kv_files import METADATA_KEY, KvBlockHeader, check
+from wire.kv_block_format import METADATA_KEY, KvBlockHeader, check
 
 LayerTensors = dict[str, torch.Tensor]
 """By layer name: that layer's part of one block, in host memory."""

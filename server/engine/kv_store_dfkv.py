@@ -16,8 +16,8 @@ import msgspec
 
 from server.engine.job_thread import JobThread
 from server.engine.kv_store_counts import UNANSWERED, StoreCounts
+from wire.kv_block_format import KvBlockHeader, KvRealm
 from wire.kv_dfkv import DfkvBlocks
-from wire.kv_files import KvBlockHeader, KvRealm
 from wire.kv_prefix import KvPrefix
 
 logger = logging.getLogger(__name__)

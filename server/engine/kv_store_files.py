@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from server.engine.kv_store_counts import EVICTED, StoreCounts
-from wire.kv_files import KvBlockHeader, KvDirectory, KvRealm, read_block
+from wire.kv_block_format import KvBlockHeader, KvRealm
+from wire.kv_files import KvDirectory, read_block
 from wire.kv_prefix import KvPrefix
 
 RESERVED_BYTES = 1 << 30

@@ -15,7 +15,7 @@ from server.engine.kv_store_blocks import LayerTensors, decode_block
 from server.engine.kv_store_counts import CORRUPT, LOST, StoreCounts
 from server.engine.kv_store_orders import LoadOrder
 from wire.errors import WireError
-from wire.kv_files import KvBlockHeader
+from wire.kv_block_format import KvBlockHeader
 
 logger = logging.getLogger(__name__)
 

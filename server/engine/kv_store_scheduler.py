@@ -14,8 +14,8 @@ from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_layout import KvStoreLayout
 from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, StepOrders, StepReport, UseOrder
 from server.engine.requests import DEFAULT_LABEL
+from wire.kv_block_format import KvRealm, tenant_label
 from wire.kv_blocks import extend_chain, root_name
-from wire.kv_files import KvRealm, tenant_label
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

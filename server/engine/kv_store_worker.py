@@ -21,7 +21,7 @@ from server.engine.kv_store_orders import BlockOrder, LoadOrder, SaveOrder, Step
 from server.engine.kv_store_reader import KvReader, Loaded
 from server.engine.kv_store_writer import KvWriter
 from wire.errors import ConfigError
-from wire.kv_files import KvBlockHeader
+from wire.kv_block_format import KvBlockHeader
 from wire.kv_prefix import KvPrefix
 from wire.spec import SCHEMA_VERSION
 

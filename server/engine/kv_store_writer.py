@@ -12,7 +12,7 @@ from server.engine.job_thread import JobThread
 from server.engine.kv_store_backend import BlockStore
 from server.engine.kv_store_blocks import LayerTensors, encode_block
 from server.engine.kv_store_counts import DISK_ERROR, QUEUE_FULL, SAVED, STORE_FULL, StoreCounts
-from wire.kv_files import KvBlockHeader
+from wire.kv_block_format import KvBlockHeader
 from wire.kv_prefix import KvPrefix
 
 logger = logging.getLogger(__name__)

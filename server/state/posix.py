@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from server.state.store import StateHeld, StateLocation, StateNotFound, StateObject, TenantUsage
-from wire.kv_files import Hold, KvBlockHeader, KvDirectory, KvRealm
+from wire.kv_block_format import KvBlockHeader, KvRealm
+from wire.kv_files import Hold, KvDirectory
 
 
 class PosixState:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from wire.kv_block_format import METADATA_KEY, KvBlockHeader, KvRealm
 from wire.kv_blocks import prompt_chain, root_name
-from wire.kv_files import METADATA_KEY, KvBlockHeader, KvDirectory, KvRealm
+from wire.kv_files import KvDirectory
 from wire.spec import SCHEMA_VERSION
 
 BLOCK_TOKENS = 4

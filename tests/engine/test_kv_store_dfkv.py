@@ -24,8 +24,8 @@ from server.engine.kv_store_scheduler import StoreScheduler
 from server.state.dfkv import DfkvState
 from wire.dfkv import DfkvServers
 from wire.errors import ConfigError
+from wire.kv_block_format import seal
 from wire.kv_dfkv import DfkvBlocks
-from wire.kv_files import seal
 
 BLOCK_KEY = f"{REALM.layout_hash}/{REALM.target_version}/{REALM.tenant}/{{name}}.0"
 

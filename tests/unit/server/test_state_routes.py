@@ -17,9 +17,10 @@ from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server import disk
 from server.config import KV_STORE_DIRECTORY, KvStoreSettings
+from wire.kv_block_format import KvRealm
 from wire.kv_blocks import prompt_chain
 from wire.kv_dfkv import DfkvBlocks
-from wire.kv_files import KvDirectory, KvRealm
+from wire.kv_files import KvDirectory
 from wire.kv_prefix import KvPrefix
 
 OPERATIONS = ("pin", "unpin", "evict", "lease")

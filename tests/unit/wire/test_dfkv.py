@@ -12,8 +12,8 @@ from block_files import REALM, file_bytes, header, names_of
 
 from wire.dfkv import DfkvClient, DfkvServers, DfkvSettings
 from wire.errors import ConfigError, FrameError
+from wire.kv_block_format import KvRealm, check
 from wire.kv_dfkv import NUM_SLOTS, DfkvBlocks
-from wire.kv_files import KvRealm, check
 from wire.kv_prefix import KvPrefix, decode_prefix, encode_prefix
 
 NAMES = names_of(3)

@@ -18,8 +18,8 @@ from server.state.admin import state_routes
 from server.state.dfkv import DfkvState
 from server.state.store import StateNotFound
 from wire.dfkv import DfkvServers
+from wire.kv_block_format import KvRealm
 from wire.kv_dfkv import DfkvBlocks
-from wire.kv_files import KvRealm
 from wire.kv_prefix import KvPrefix
 
 NUM_RANKS = 2

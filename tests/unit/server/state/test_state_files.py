@@ -13,7 +13,8 @@ from block_files import REALM, file_bytes, header, names_of, store_prefix
 
 from wire import kv_blocks
 from wire.errors import WireError
-from wire.kv_files import Hold, KvDirectory, check, read_block, seal, tenant_label
+from wire.kv_block_format import check, seal, tenant_label
+from wire.kv_files import Hold, KvDirectory, read_block
 
 
 @pytest.fixture

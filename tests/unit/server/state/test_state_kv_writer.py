@@ -17,7 +17,8 @@ from server.engine.kv_store_counts import DISK_ERROR, EVICTED, QUEUE_FULL, SAVED
 from server.engine.kv_store_files import FileStore
 from server.engine.kv_store_writer import RETRY_S, KvWriter
 from wire.errors import WireError
-from wire.kv_files import Hold, KvBlockHeader, KvDirectory, seal
+from wire.kv_block_format import KvBlockHeader, seal
+from wire.kv_files import Hold, KvDirectory
 
 NAMES = names_of(40)
 

@@ -10,7 +10,8 @@ from block_files import REALM, names_of, store_prefix
 
 from server.state.posix import PosixState
 from server.state.store import StateHeld, StateNotFound, StateObject
-from wire.kv_files import KvDirectory, KvRealm
+from wire.kv_block_format import KvRealm
+from wire.kv_files import KvDirectory
 
 TENANTS = ("alpha", "beta")
 
