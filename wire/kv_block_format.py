@@ -36,7 +36,7 @@ class KvRealm(NamedTuple):
 
 def tenant_label(tenant: str) -> str:
     """The tenant itself where it is a plain label; any other name by its digest, which no plain label looks like."""
-    if _PLAIN_TENANT.fullmatch(tenant):
+    if _PLAIN_TENANT.fullmatch(tenant) and tenant != BLANK_SHA256:  # a header must hold that in one place only
         return tenant
     return f"~{blake2b(tenant.encode(), digest_size=16).hexdigest()}"
 

@@ -29,6 +29,12 @@ def test_a_sealed_file_tells_what_it_is() -> None:
     assert (found.name, found.parent, found.position, found.tenant) == (names[1], names[0], 1, "default")
 
 
+def test_a_tenant_that_looks_like_the_blank_checksum_is_told_from_it() -> None:
+    tenant = tenant_label("0" * 64)
+    sealed = seal(file_bytes(header(names_of(1), 0, REALM._replace(tenant=tenant))))
+    assert check(sealed).tenant == tenant
+
+
 def test_no_altered_byte_and_no_missing_byte_goes_unnoticed() -> None:
     sealed = seal(file_bytes(header(names_of(1), 0)))
     for position in range(len(sealed)):
