@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.datastructures import State
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from server.engine.answer_limits import read_answer_limits
 from server.engine.depth import UTILITY
@@ -152,10 +153,10 @@ class EngineControl:
         return CaptureRequest(rate=answers[0]["rate"])
 
     async def set_depth(self, request: DepthRequest) -> DepthTable:
-        """What is now in force; raises _BadRequest where the engine core refuses it."""
+        """What is now in force; raises _BadRequest where the engine core refuses it, EngineDeadError where it was dead before."""
         try:
             depths = await self._unless_dead(self._engine.engine_core.call_utility_async(UTILITY, request.depth))
-        except EngineError:
+        except (EngineError, EngineDeadError):
             raise
         except Exception as error:  # vLLM answers a utility that raised with a bare Exception
             raise _BadRequest(str(error)) from error
