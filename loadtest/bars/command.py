@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import aiohttp
 
@@ -60,10 +62,24 @@ def measure(function: str, bench: Bench) -> Mapping[str, Measured]:
         return await run(bench)
 
     try:
-        return asyncio.run(measured())
+        with _ended_like_the_keyboard_ends():
+            return asyncio.run(measured())
     except (SystemUnderTestError, PacelineError, aiohttp.ClientError) as error:
         failure = Measured(None, {"reason": str(error) or type(error).__name__})
         return {bar.name.split(".", 1)[1]: failure for bar in load() if bar.function == function}
+
+
+@contextmanager
+def _ended_like_the_keyboard_ends() -> Iterator[None]:
+    """Whatever ends this process stops what it started too; the shell of a background job has it ignore even SIGINT."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def verdict(bar: Bar, measured: Measured) -> str:

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import samples
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
+from waiting import wait_until
 
 from loadtest.bars import command, commits, learning, spoiled
 from loadtest.bars.load import Load
@@ -182,3 +187,41 @@ def test_others_are_refused_by_the_artifact_check(store: DraftStore, name: str) 
     made = spoiled.make_all(store.root, good=0)
     with pytest.raises(ArtifactError):
         store.verify(made[name])
+
+
+_ENDLESS = """
+import asyncio, sys, types
+from pathlib import Path
+from loadtest.bars import command
+from loadtest.bars.registry import Bar
+from loadtest.processes import free_ports, running_process
+
+async def endless(bench):
+    port = free_ports(1)[0]
+    server = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(port)]
+    async with running_process(server, ready_url=f"http://127.0.0.1:{port}/") as process:
+        Path(sys.argv[1]).write_text(str(process.pid))
+        await asyncio.Event().wait()
+
+sys.modules["loadtest.bars.probe"] = types.SimpleNamespace(endless=endless)
+command.measure("probe:endless", None)
+"""
+
+
+@pytest.mark.rig
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_measurement_that_is_ended_stops_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    noted = tmp_path / "pid"
+    bench = subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, str(noted)],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as the shell does for a background job
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: noted.exists() and noted.read_text())
+        bench.send_signal(number)
+        bench.wait(60)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(noted.read_text()), 0)
+    finally:
+        bench.kill()
