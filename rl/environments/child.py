@@ -1,0 +1,93 @@
+"""A process of ours that is spoken to in frames over its standard input and output: four bytes of length, then that many.
+
+It is killed without ado where it is late; whoever uses it keeps nothing in it that cannot be made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import sys
+from typing import BinaryIO, Self
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildDied(Exception):
+    """It ended, or said what no child of ours says."""
+
+
+class Child:
+    """The parent's side."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, module: str) -> Self:
+        """Run a module of ours, which calls `frames_of_child` first."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def send(self, frame: bytes) -> None:
+        """Raises ChildDied."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(_LENGTH.pack(len(frame)) + frame)
+            await self._process.stdin.drain()
+        except (ConnectionError, RuntimeError) as error:
+            raise ChildDied(f"process {self.pid} takes no more: {error}") from error
+
+    async def receive(self) -> bytes:
+        """Raises ChildDied."""
+        assert self._process.stdout
+        try:
+            (length,) = _LENGTH.unpack(await self._process.stdout.readexactly(_LENGTH.size))
+            if length > MAX_FRAME_BYTES:
+                raise ChildDied(f"process {self.pid} announces a frame of {length} bytes; {MAX_FRAME_BYTES} are the most")
+            return await self._process.stdout.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ChildDied(f"process {self.pid} ended") from error
+
+    async def stop(self) -> None:
+        """Kill it and wait for its end; again is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+
+def frames_of_child(parent_pid: int) -> tuple[BinaryIO, BinaryIO]:
+    """The child's side: where frames come from and go to. From here on `print` goes to standard error, and our parent's end is ours."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit("the parent ended before its child began")
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return incoming, outgoing
+
+
+def read_frame(incoming: BinaryIO) -> bytes | None:
+    """None at the end."""
+    head = incoming.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    return incoming.read(length)
+
+
+def write_frame(outgoing: BinaryIO, frame: bytes) -> None:
+    outgoing.write(_LENGTH.pack(len(frame)) + frame)
+    outgoing.flush()

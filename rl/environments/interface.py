@@ -1,0 +1,162 @@
+"""What an environment is: problems that are reset, stepped and scored, and the messages these exchange.
+
+One episode is `reset` once, `step` once for every turn of the model, `score` at its end. A question with one answer is the special
+case of one step; a simulator observes after every action. Everything that leaves an environment is a frozen, versioned message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from wire.errors import PacelineError
+
+ENVIRONMENT_SCHEMA_VERSION = 1
+"""Of the messages here and in `rl/environments/frames.py`; a worker of another version is refused."""
+
+Split = Literal["train", "heldout"]
+Info = Mapping[str, str | int | float | bool]
+"""Diagnostics: they are reported, and decide nothing."""
+
+
+class EnvironmentFailed(PacelineError):
+    """The environment, not the model, is at fault: the episode is excluded from training, and the run goes on."""
+
+    code = "environment_failed"
+
+
+class Problem(Struct, frozen=True):
+    """Which problem of which environment. The same one is the same episode wherever and whenever it is started."""
+
+    environment: str
+    """The name the configuration gives it."""
+    seed: int
+    split: Split = "train"
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"the seed of a problem is 0 or more, got {self.seed}")
+
+
+class ChatMessage(Struct, frozen=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class Chat(Struct, frozen=True, tag="chat"):
+    """Messages that are new since the last turn of the model; the target's chat template renders them."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+class Text(Struct, frozen=True, tag="text"):
+    """Plain text to go on from, without a chat template: a few-shot prompt."""
+
+    text: str
+
+
+class Tokens(Struct, frozen=True, tag="tokens"):
+    """Token ids that are new since the last turn of the model."""
+
+    token_ids: tuple[int, ...]
+
+
+Observation = Chat | Text | Tokens
+
+
+class Action(Struct, frozen=True):
+    """One turn of the model."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    is_truncated: bool = False
+    """It ran into its token limit: the model did not end it."""
+
+
+class Step(Struct, frozen=True, tag="step"):
+    """What a reset or a step leads to."""
+
+    observation: Observation | None
+    """None once the episode is done: there is nothing to answer."""
+    is_done: bool = False
+    is_truncated: bool = False
+    """A limit ended the episode, of turns or of tokens, and not the model or the environment."""
+    info: Info = {}
+
+    def __post_init__(self) -> None:
+        if self.is_done != (self.observation is None):
+            raise ValueError(
+                f"a step is done exactly when it observes nothing, got is_done={self.is_done}, {self.observation!r}"
+            )
+
+
+class RewardPart(Struct, frozen=True):
+    """One rule's verdict."""
+
+    name: str
+    value: float
+    """In [0, 1]."""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.value <= 1.0:
+            raise ValueError(f"reward part {self.name!r} is {self.value!r}, outside [0, 1]; the environment has to scale it")
+        if not (self.weight > 0.0 and math.isfinite(self.weight)):
+            raise ValueError(f"the weight of reward part {self.name!r} is {self.weight!r}; it has to be above 0")
+
+
+class Scored(Struct, frozen=True, tag="scored"):
+    """An episode that counts."""
+
+    parts: tuple[RewardPart, ...]
+    is_truncated: bool = False
+    info: Info = {}
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("a scored episode has at least one reward part")
+
+    @property
+    def reward(self) -> float:
+        """The weighted mean of the parts, in [0, 1]."""
+        return sum(part.value * part.weight for part in self.parts) / sum(part.weight for part in self.parts)
+
+
+class Excluded(Struct, frozen=True, tag="excluded"):
+    """The environment failed: neither reward 0 nor a crash, but an episode that takes no part in training."""
+
+    reason: Literal["failed", "crashed", "unresponsive", "worker_died", "not_reproducible"]
+    """`failed`: it said so; `crashed`: it raised anything else; `not_reproducible`: it went another way from the same seed."""
+    detail: str
+
+
+class Episode(Protocol):
+    """One problem being worked on. `reset` made it; it holds whatever state the environment needs."""
+
+    @property
+    def first(self) -> Step:
+        """What the model sees first."""
+        ...
+
+    async def step(self, action: Action) -> Step:
+        """Take a turn of the model. Anything raised excludes the episode."""
+        ...
+
+    async def score(self) -> Scored:
+        """The verdict; called once, after a step that is done, or earlier where whoever plays gives up."""
+        ...
+
+
+class Environment(Protocol):
+    """A family of problems. It is built in a worker process, once, and plays many episodes at a time."""
+
+    async def reset(self, seed: int, split: Split) -> Episode:
+        """The episode of a seed. All its randomness comes from the seed, so that it can be begun again."""
+        ...
+
+    async def close(self) -> None:
+        """Give back processes and files."""
+        ...

@@ -1,0 +1,52 @@
+"""Held-out problems: those whose text says so. No seed, of any range, can bring one into training.
+
+Seeds alone do not keep the two apart: there are a hundred one-digit additions, and every range of seeds meets all of them. So the
+splits draw from seed ranges of their own, and a problem besides belongs to one split by a digest of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rl.environments.interface import EnvironmentFailed, Split
+
+HELDOUT_FRACTION = 0.2
+_HELDOUT_SEEDS_BEGIN = 1 << 30
+_MAX_DRAWS = 64
+"""0.2 of the problems are held out: 64 draws miss them all once in 1.6 million seeds."""
+
+T = TypeVar("T")
+
+
+def split_of(text: str) -> Split:
+    """Which split a problem with this text belongs to, for good."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return "heldout" if digest < HELDOUT_FRACTION * 2**64 else "train"
+
+
+def draw(seed: int, split: Split, make: Callable[[int], T], text_of: Callable[[T], str]) -> T:
+    """The problem of a seed: the first of its draws that belongs to the split; `make` gets a seed of its own for each.
+
+    Raises EnvironmentFailed where none does: the environment has no problems of that split, or hardly any.
+    """
+    if seed >= _HELDOUT_SEEDS_BEGIN:
+        raise EnvironmentFailed(f"seed {seed} is not below {_HELDOUT_SEEDS_BEGIN}")
+    first = (seed + (_HELDOUT_SEEDS_BEGIN if split == "heldout" else 0)) * _MAX_DRAWS
+    for own_seed in range(first, first + _MAX_DRAWS):
+        problem = make(own_seed)
+        if split_of(text_of(problem)) == split:
+            return problem
+    raise EnvironmentFailed(f"none of {_MAX_DRAWS} problems drawn from seed {seed} belongs to the split {split!r}")
+
+
+def pick(problems: Sequence[T], seed: int, split: Split, text_of: Callable[[T], str]) -> T:
+    """The problem of a seed from a fixed collection: its split's problems in their order, again and again.
+
+    Raises EnvironmentFailed where it has none in that split.
+    """
+    part = [problem for problem in problems if split_of(text_of(problem)) == split]
+    if not part:
+        raise EnvironmentFailed(f"none of {len(problems)} problems belongs to the split {split!r}")
+    return part[seed % len(part)]
