@@ -63,8 +63,9 @@ class Child:
 
     async def stop(self) -> None:
         """Kill it and wait for its end; again is no error."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # asyncio's own `kill` may collect the end that its watcher waits for
         await self._process.wait()
 
 

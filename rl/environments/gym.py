@@ -7,6 +7,7 @@ Every episode has an instance of its own, so that they can be played side by sid
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -101,6 +102,8 @@ class GymEpisode:
             hint = _seen(f"There is no such action; there are {', '.join(self._config.actions)}.", "")
             return Step(None if is_last_turn else hint, is_last_turn, is_last_turn)
         observation, reward, is_terminated, is_cut, info = self._instance.step(taken)
+        if not math.isfinite(reward):
+            raise EnvironmentFailed(f"{self._config.factory} gives a reward of {reward}")
         self._return += float(reward)
         is_done = bool(is_terminated or is_cut or is_last_turn)
         self._is_truncated = is_done and not is_terminated

@@ -68,7 +68,11 @@ class NumberTask(SingleTurn[Asked]):
         found, rng = draw(seed, split, asked, lambda drawn: drawn[0].question)
         if self._style == "chat":
             return found
-        examples = [draw(rng.getrandbits(29), "train", asked, lambda drawn: drawn[0].question)[0] for _ in range(3)]
+        examples: list[Asked] = []
+        while len(examples) < 3:
+            example, _ = draw(rng.getrandbits(29), "train", asked, lambda drawn: drawn[0].question)
+            if example != found and example not in examples:
+                examples.append(example)
         lines = [f"{example.question} {example.answer}" for example in examples]
         return Asked("\n".join([*lines, found.question]), found.answer)
 

@@ -93,16 +93,16 @@ def _creator_of(task: str) -> Any:
     if found is None:
         raise ConfigError("the package reasoning-gym is not installed; run: pip install reasoning-gym==0.1.25")
     sys.modules.setdefault(_PACKAGE, importlib.util.module_from_spec(found))
-    factory = importlib.import_module(f"{_PACKAGE}.factory")
     absent: dict[str, str] = {}
+    factory: Any = None
     for category in (*_CATEGORIES, *_LATER_CATEGORIES):
-        if task in factory.DATASETS:
-            return factory.create_dataset
         try:
             importlib.import_module(f"{_PACKAGE}.{category}")
+            factory = importlib.import_module(f"{_PACKAGE}.factory")  # after a category: the two import each other
         except ModuleNotFoundError as error:
             absent[category] = error.name or str(error)
-    if task in factory.DATASETS:
-        return factory.create_dataset
+        if factory and task in factory.DATASETS:
+            return factory.create_dataset
     lacks = "".join(f"; its {category} tasks need the module {module}" for category, module in absent.items())
-    raise ConfigError(f"reasoning-gym has no task {task!r} here{lacks}; there are {', '.join(sorted(factory.DATASETS))}")
+    tasks = ", ".join(sorted(factory.DATASETS)) if factory else "none"
+    raise ConfigError(f"reasoning-gym has no task {task!r} here{lacks}; there are {tasks}")

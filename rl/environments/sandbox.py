@@ -28,10 +28,12 @@ Execution = Literal["off", "isolated", "limits_only"]
 """`isolated` refuses a kernel without namespaces; `limits_only` goes on there without them."""
 _INIT = Path(__file__).with_name("sandbox_init.py")
 _CHUNK_BYTES = 65536
+_START_DEADLINE_S = 120.0
 
 
 class Limits(Config):
     wall_s: float = Field(default=10.0, gt=0)
+    """From the program's begin."""
     cpu_s: int = Field(default=5, gt=0)
     """Of each process."""
     memory_bytes: int = Field(default=512 << 20, ge=64 << 20)
@@ -74,7 +76,6 @@ async def run_program(source: str, limits: Limits, execution: Execution, *, stdi
                 "status_fd": their_status_fd,
                 "parent_pid": os.getpid(),
             }
-            begun_s = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 os.path.realpath(sys.executable),
                 *("-I", "-S", "-B", str(_INIT), msgspec.json.encode(words).decode()),
@@ -89,6 +90,8 @@ async def run_program(source: str, limits: Limits, execution: Execution, *, stdi
             os.close(their_status_fd)
             their_status_fd = -1
             try:
+                await _begun(status_fd)
+                begun_s = time.monotonic()
                 cut_short, stdout, stderr = await _watch(process, limits, stdin)
             finally:
                 await _kill_group(process)
@@ -97,6 +100,20 @@ async def run_program(source: str, limits: Limits, execution: Execution, *, stdi
             os.close(status_fd)
             if their_status_fd >= 0:
                 os.close(their_status_fd)
+
+
+async def _begun(status_fd: int) -> None:
+    """Return once the first process has said how far it got, or ended: building the fence is not the program's time."""
+    is_readable = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(status_fd, is_readable.set)
+    try:
+        async with asyncio.timeout(_START_DEADLINE_S):
+            await is_readable.wait()
+    except TimeoutError:
+        raise EnvironmentFailed(f"the sandbox did not start within {_START_DEADLINE_S:g} s") from None
+    finally:
+        loop.remove_reader(status_fd)
 
 
 async def _watch(

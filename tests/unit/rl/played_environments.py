@@ -1,0 +1,72 @@
+"""Environments with gymnasium's interface, for workers to import: a simulator, and some that misbehave."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+
+class Corridor:
+    """Walk to the treasure, left or right; a reward of 1 there, -0.1 for every step."""
+
+    def __init__(self, length: int = 9) -> None:
+        self._length = length
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        rng = random.Random(seed)
+        self._place, self._treasure = rng.sample(range(self._length), 2)
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._place = min(self._length - 1, max(0, self._place + (1 if action == 1 else -1)))
+        has_found = self._place == self._treasure
+        return self._seen(), 1.0 if has_found else -0.1, has_found, False, {"place": self._place}
+
+    def close(self) -> None:
+        pass
+
+    def _seen(self) -> str:
+        return f"You are at {self._place}, the treasure at {self._treasure}."
+
+
+class TokenEcho(Corridor):
+    """It observes token ids."""
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        return [1, 2, seed], {}
+
+
+class Misbehaving(Corridor):
+    """Every step does what `how` says."""
+
+    def __init__(self, how: str, marker: str = "") -> None:
+        super().__init__()
+        self._how = how
+        self._marker = marker
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        if self._how == "differ" and os.path.exists(self._marker):
+            return "another world", {}
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        match self._how:
+            case "raise":
+                raise RuntimeError("the simulator is broken")
+            case "nan":
+                return "", float("nan"), True, False, {}
+            case "hang":
+                time.sleep(3600)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "print":
+                print("\x00\x00\x00\x01garbage", flush=True)
+                os.write(1, b"\xff" * 64)
+            case "differ" if not os.path.exists(self._marker):
+                with open(self._marker, "w"):
+                    pass
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
