@@ -94,18 +94,19 @@ class Step(Struct, frozen=True, tag="step"):
 
 
 class RewardPart(Struct, frozen=True):
-    """One rule's verdict."""
+    """One rule's verdict; it adds `weight * value` to the reward."""
 
     name: str
     value: float
     """In [0, 1]."""
     weight: float = 1.0
+    """0 for what is watched and not learned from."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.value <= 1.0:
             raise ValueError(f"reward part {self.name!r} is {self.value!r}, outside [0, 1]; the environment has to scale it")
-        if not (self.weight > 0.0 and math.isfinite(self.weight)):
-            raise ValueError(f"the weight of reward part {self.name!r} is {self.weight!r}; it has to be above 0")
+        if not (self.weight >= 0.0 and math.isfinite(self.weight)):
+            raise ValueError(f"the weight of reward part {self.name!r} is {self.weight!r}; it has to be 0 or more")
 
 
 class Scored(Struct, frozen=True, tag="scored"):
@@ -121,8 +122,8 @@ class Scored(Struct, frozen=True, tag="scored"):
 
     @property
     def reward(self) -> float:
-        """The weighted mean of the parts, in [0, 1]."""
-        return sum(part.value * part.weight for part in self.parts) / sum(part.weight for part in self.parts)
+        """In [0, 1] where the weights add up to 1."""
+        return sum(part.value * part.weight for part in self.parts)
 
 
 class Excluded(Struct, frozen=True, tag="excluded"):

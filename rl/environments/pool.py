@@ -83,6 +83,7 @@ class _Worker:
             await self.stop()
             raise WorkerDied(f"worker {self.pid} did not answer within {self._call_timeout_s:g} s", "unresponsive") from None
         except ChildDied as error:
+            await self.stop()
             raise WorkerDied(str(error)) from error
         finally:
             self._pending.pop(call_id, None)
@@ -175,7 +176,7 @@ class RemoteEpisode:
     def __init__(self, pool: EnvironmentPool, problem: Problem, episode_id: int) -> None:
         self.problem = problem
         self.num_restarts = 0
-        """How often a worker died under it."""
+        """How often a worker died over one of its calls."""
         self._pool = pool
         self._episode_id = episode_id
         self._worker: _Worker | None = None

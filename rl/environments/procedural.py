@@ -148,8 +148,8 @@ class Brevity(SingleTurn[str]):
     async def judge(self, problem: str, action: Action) -> tuple[Sequence[RewardPart], Info]:
         num_words = len(re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", action.text))
         parts = [
-            RewardPart("brevity", brevity(num_words, self._max_words)),
-            RewardPart("ended", float(num_words > 0 and not action.is_truncated)),
+            RewardPart("brevity", brevity(num_words, self._max_words), 0.5),
+            RewardPart("ended", float(num_words > 0 and not action.is_truncated), 0.5),
         ]
         return parts, {"num_words": num_words}
 

@@ -37,8 +37,8 @@ class ToolsConfig(EnvironmentConfig):
     """Different items in a question; each is to be looked up."""
     max_turns: int = Field(default=6, ge=1)
     """Of the model, the final answer included."""
-    calls_weight: float = Field(default=0.1, gt=0)
-    """Of the share of well-formed calls, against 1 for the right answer."""
+    calls_weight: float = Field(default=0.1, ge=0, le=1)
+    """What the share of well-formed calls has of the reward; the right answer has the rest."""
 
 
 class Call(Struct, frozen=True):
@@ -94,7 +94,7 @@ class ToolsEpisode:
 
     async def score(self) -> Scored:
         is_right = self._answer == str(self._order.total)
-        parts = [RewardPart("correct", float(is_right))]
+        parts = [RewardPart("correct", float(is_right), 1.0 - self._config.calls_weight)]
         share = self._num_good_calls / self._num_calls if self._num_calls else 0.0
         parts.append(RewardPart("calls", share, self._config.calls_weight))
         info: Info = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
 from typing import BinaryIO
 
 from msgspec import msgpack
@@ -48,16 +47,16 @@ class Worker:
     def forget(self, episode_id: int) -> None:
         self._episodes.pop(episode_id, None)
 
-
-async def reply_to(call: Call, answer: Awaitable[Step | Scored]) -> bytes:
-    """The frame for a call. Where the environment raises, or what it says is no message, it says so: it is data, not a crash."""
-    try:
-        return msgpack.encode(Reply(call.call_id, await answer))
-    except EnvironmentFailed as error:
-        excluded = Excluded("failed", str(error))
-    except Exception as error:  # noqa: BLE001 - an environment is foreign code; this is the outermost loop around it
-        excluded = Excluded("crashed", f"{type(error).__name__}: {error}")
-    return msgpack.encode(Reply(call.call_id, excluded))
+    async def reply(self, call: Call) -> bytes:
+        """The frame that answers a call. Where the environment raises, or says what is no message, that is data and not a crash."""
+        try:
+            return msgpack.encode(Reply(call.call_id, await self.answer(call)))
+        except EnvironmentFailed as error:
+            excluded = Excluded("failed", str(error))
+        except Exception as error:  # noqa: BLE001 - an environment is foreign code; this is the outermost loop around it
+            excluded = Excluded("crashed", f"{type(error).__name__}: {error}")
+        self.forget(call.episode_id)
+        return msgpack.encode(Reply(call.call_id, excluded))
 
 
 async def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
@@ -78,7 +77,7 @@ async def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
     running: set[asyncio.Task[None]] = set()
 
     async def handle(call: Call) -> None:
-        write_frame(outgoing, await reply_to(call, worker.answer(call)))
+        write_frame(outgoing, await worker.reply(call))
 
     while (frame := await asyncio.to_thread(read_frame, incoming)) is not None:
         message = decoder.decode(frame)

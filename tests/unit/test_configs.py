@@ -32,7 +32,7 @@ def test_the_lock_satisfies_the_pins_of_the_project() -> None:
     locked = dict(line.lower().replace("_", "-").split("==") for line in lines if line and line[0] != "#")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for text in [*project["dependencies"], *(item for extra in ("cpu", "bench", "dev") for item in extras[extra])]:
+    for text in [*project["dependencies"], *(item for extra in ("cpu", "bench", "rl", "dev") for item in extras[extra])]:
         wanted = Requirement(text)
         assert wanted.name in locked, f"{wanted.name} is not in requirements/cpu.lock"
         assert locked[wanted.name] in wanted.specifier, f"{wanted} is not what requirements/cpu.lock has: {locked[wanted.name]}"

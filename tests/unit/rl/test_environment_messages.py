@@ -27,14 +27,14 @@ def test_a_reward_outside_its_range_is_an_error(value: float) -> None:
         RewardPart("correct", value)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_is_above_zero(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_is_no_less_than_zero(weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
         RewardPart("correct", 1.0, weight)
 
 
-def test_the_reward_is_the_weighted_mean_of_its_parts() -> None:
-    assert Scored((RewardPart("a", 1.0), RewardPart("b", 0.5, 0.25))).reward == pytest.approx((1.0 + 0.125) / 1.25)
+def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
+    assert Scored((RewardPart("a", 1.0, 0.75), RewardPart("b", 0.5, 0.25), RewardPart("watched", 1.0, 0.0))).reward == 0.875
     with pytest.raises(ValueError, match="at least one"):
         Scored(())
 
