@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_SAID = re.compile(r"\banswer\s*(?:is|=|:)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_OPENED, _CLOSED = "<answer>", "</answer>"
+_SAID = re.compile(r"\banswer ?(?:is|=|:)[ \t:]*([^\n]+)", re.IGNORECASE)
 _BOXED = "\\boxed{"
 
 
@@ -15,9 +15,9 @@ def extract_answer(text: str) -> str:
     The last of: `<answer>...</answer>`, a `\\boxed{...}`, what follows "answer is" or "answer:"; in that order of precedence. A
     text with none of them is its own answer if it has a single line, else its last line is.
     """
-    tagged = _TAGGED.findall(text)
-    if tagged:
-        return _plain(tagged[-1])
+    tagged = _last_tagged(text)
+    if tagged is not None:
+        return _plain(tagged)
     boxed = _last_boxed(text)
     if boxed is not None:
         return _plain(boxed)
@@ -26,6 +26,13 @@ def extract_answer(text: str) -> str:
         return _plain(said[-1])
     lines = text.strip().splitlines()
     return _plain(lines[-1]) if lines else ""
+
+
+def _last_tagged(text: str) -> str | None:
+    """The contents of the last `<answer>` that is closed; None where there is none."""
+    end = text.rfind(_CLOSED)
+    start = text.rfind(_OPENED, 0, end) if end >= 0 else -1
+    return text[start + len(_OPENED) : end] if start >= 0 else None
 
 
 def _last_boxed(text: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import BinaryIO, Self
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
+_FINISH_DEADLINE_S = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -60,6 +61,15 @@ class Child:
             return await self._process.stdout.readexactly(length)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ChildDied(f"process {self.pid} ended") from error
+
+    async def finish(self) -> None:
+        """Close its input, upon which it ends by itself; kill it where it does not."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH_DEADLINE_S):
+                await self._process.wait()
+        await self.stop()
 
     async def stop(self) -> None:
         """Kill it and wait for its end; again is no error."""

@@ -75,6 +75,13 @@ class Action(Struct, frozen=True):
     is_truncated: bool = False
     """It ran into its token limit: the model did not end it."""
 
+    def __post_init__(self) -> None:
+        if not self.text.isascii():
+            try:
+                self.text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"a turn of the model is no Unicode text: {error}; decode its tokens with 'replace'") from None
+
 
 class Step(Struct, frozen=True, tag="step"):
     """What a reset or a step leads to."""

@@ -95,7 +95,14 @@ class _Worker:
             except ChildDied:
                 self.is_dead = True
 
+    async def finish(self) -> None:
+        """Let it put away what it works with; calls under way fail."""
+        self.is_dead = True
+        await self._child.finish()
+        await asyncio.wait([self._reader])
+
     async def stop(self) -> None:
+        """Kill it."""
         self.is_dead = True
         await self._child.stop()
         await asyncio.wait([self._reader])
@@ -155,7 +162,7 @@ class EnvironmentPool:
         return await RemoteEpisode.begin(self, problem, next(self._episode_ids))
 
     async def close(self) -> None:
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await asyncio.gather(*(worker.finish() for worker in self._workers))
 
     async def place(self) -> _Worker:
         """The worker with the fewest episodes; dead ones are replaced first. Raises WorkerDied where one does not begin."""

@@ -74,7 +74,6 @@ async def run_program(source: str, limits: Limits, execution: Execution, *, stdi
                 "directory": directory,
                 "is_isolation_required": execution == "isolated",
                 "status_fd": their_status_fd,
-                "parent_pid": os.getpid(),
             }
             process = await asyncio.create_subprocess_exec(
                 os.path.realpath(sys.executable),

@@ -37,6 +37,7 @@ def main(limits: dict[str, Any]) -> int:
     _die_with_parent()
     status_fd = limits["status_fd"]
     directory = Path(limits["directory"])
+    scratch_uid = _FIRST_SCRATCH_UID + os.getpid()
     try:
         is_root = _fence_in()
     except OSError as error:
@@ -57,8 +58,7 @@ def main(limits: dict[str, Any]) -> int:
         return 1
     program = os.fork()
     if program == 0:
-        scratch_uid = _FIRST_SCRATCH_UID + limits["parent_pid"] if is_root else None
-        return _become_program(limits, "isolated", scratch_uid)
+        return _become_program(limits, "isolated", scratch_uid if is_root else None)
     os.close(status_fd)
     while True:
         ended, how = os.wait()

@@ -46,6 +46,12 @@ def test_a_step_is_done_exactly_when_it_observes_nothing() -> None:
         Step(Text("more"), is_done=True)
 
 
+def test_a_turn_that_no_channel_can_carry_is_refused_where_it_is_made() -> None:
+    with pytest.raises(ValueError, match="no Unicode"):
+        Action("half a pair: \ud83d")
+    assert Action("whole: \U0001f600").text
+
+
 def test_a_seed_is_not_negative() -> None:
     with pytest.raises(ValueError, match="seed"):
         Problem("addition", -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -112,12 +113,23 @@ def test_an_environment_without_problems_of_a_split_fails() -> None:
         (r"\boxed{1} or \boxed{2}", "2"),
         ("I add 3 and 4\n7", "7"),
         ("It is 3 or 4", "It is 3 or 4"),
+        ("<answer>1</answer> or <answer>never closed", "1"),
+        ("The answer is:\n7", "7"),
         ("", ""),
         (r"never closed \boxed{3", r"never closed \boxed{3"),
     ],
 )
 def test_an_answer_is_what_the_text_commits_itself_to(text: str, answer: str) -> None:
     assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("piece", ["<answer>", "answer is ", "answer:\n", "\\boxed{", "answer \n", " ", "```python\n"])
+def test_a_long_text_of_any_kind_is_read_in_linear_time(piece: str) -> None:
+    """Quadratic reading would take these minutes."""
+    text = piece * (1_000_000 // len(piece))
+    begun_s = time.process_time()
+    extract_answer(text)
+    assert time.process_time() - begun_s < 10
 
 
 @pytest.mark.parametrize(
