@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _OPENED, _CLOSED = "<answer>", "</answer>"
-_SAID = re.compile(r"\banswer ?(?:is|=|:)[ \t:]*([^\n]+)", re.IGNORECASE)
+_SAID = re.compile(r"\banswer ?(?:is|=|:)[ \t:]*([^\s:][^\n]*)", re.IGNORECASE)
 _BOXED = "\\boxed{"
 
 
