@@ -20,7 +20,7 @@ def compare(comparison: Comparison) -> Verdict:
     """math-verify is not symmetric: the right answer comes first."""
     from math_verify import parse, verify
 
-    expected = parse(_boxed(comparison.expected), parsing_timeout=None)
+    expected = parse(_boxed(comparison.expected), parsing_timeout=None) if comparison.expected.strip() else []
     if not expected:
         return "unreadable"
     said = parse(_boxed(comparison.said), parsing_timeout=None)
