@@ -195,6 +195,14 @@ class Group(Struct, frozen=True, kw_only=True, tag="group"):
         return self.trajectories[0].group_id
 
     @property
+    def environment(self) -> str:
+        return self.trajectories[0].environment
+
+    @property
+    def environment_seed(self) -> int:
+        return self.trajectories[0].environment_seed
+
+    @property
     def oldest_version(self) -> int:
         return min(trajectory.oldest_version for trajectory in self.trajectories)
 
