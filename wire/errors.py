@@ -10,6 +10,7 @@ PacelineError
     SwapError               an engine or the gateway refuses to change the active draft
         StaleExpectation    compare-and-swap failed: the active version is another one
     EngineError             an engine does not answer, or answers with an error
+    RolloutError            a rollout's record contradicts itself, or it is where it must not be
 """
 
 from __future__ import annotations
@@ -58,3 +59,7 @@ class StaleExpectation(SwapError):
 
 class EngineError(PacelineError):
     code = "engine_error"
+
+
+class RolloutError(PacelineError, ValueError):
+    code = "bad_rollout"

@@ -37,6 +37,10 @@ FORBIDDEN = {
 }
 
 
+TORCH_IN_RL = {"algorithms"}
+"""Parts of `rl` the trainer is made of; the others run beside engines, and the command line reads their settings."""
+
+
 def sources() -> list[Path]:
     return sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
@@ -100,6 +104,18 @@ def test_vllm_is_imported_in_one_place_only() -> None:
         if within(module, {"vllm"})
     }
     assert importers <= {"server.engine"}
+
+
+def test_in_rl_only_the_trainers_parts_import_torch() -> None:
+    importers = {
+        path.relative_to(ROOT / "rl").parts[0]
+        for path in sources()
+        if path.is_relative_to(ROOT / "rl")
+        and (path.stem == "config" or path.relative_to(ROOT / "rl").parts[0] not in TORCH_IN_RL)
+        for module in imports(tree_of(path), top_level_only=False)
+        if within(module, {"torch", "transformers"})
+    }
+    assert not importers
 
 
 def test_files_stay_readable_in_one_sitting() -> None:

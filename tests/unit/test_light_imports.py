@@ -30,7 +30,18 @@ def test_plan_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["wire.store", "wire.control", "wire.frames", "launch.up", "launch.supervise", "launch.doctor"]
+    "module",
+    [
+        "wire.store",
+        "wire.control",
+        "wire.frames",
+        "launch.up",
+        "launch.supervise",
+        "launch.doctor",
+        "rl.trajectory",
+        "rl.algorithms.config",
+        "rl.staleness.ledger",
+    ],
 )
 def test_shared_modules_import_nothing_heavy(module: str) -> None:
     assert run_and_list_heavy(f"import {module}") == "HEAVY []"
