@@ -123,7 +123,8 @@ def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
         first._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=True)
     while first.trainer.num_steps < 3:
         first.train()
-    first.publisher.num_looks[0] = 7
+    first.publisher.judge.begin(0, first.replay)
+    first.publisher.judge.ledger.wager.count(0.5, 100)
     first.publisher.warm.champions["t/code"] = 0
     first.close()
     second = LearningSession(config(), 0)
@@ -132,7 +133,9 @@ def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
     assert second.replay.visits() == first.replay.visits()
     assert torch.equal(second.trainer.core.fc.weight, first.trainer.core.fc.weight)
     assert second.origin == "its checkpoint at step 3"
-    assert second.publisher.num_looks == {0: 7}
+    assert second.publisher.judge.against == 0
+    assert second.publisher.judge.ledger.wager == first.publisher.judge.ledger.wager
+    assert second.publisher.judge.ledger.uncounted(second.replay.everything()) == []
     assert second.publisher.warm.champions == {"t/code": 0}
     second.close()
 
