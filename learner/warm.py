@@ -44,8 +44,8 @@ class WarmDrafts:
         self._refused: set[int] = set()
         self._created_at_s: dict[int, float] = {}
         self._against: int | None = None
-        self._ledgers: dict[int, Ledger] = {}
-        """Of each warm draft, against that active one."""
+        self._ledgers: dict[tuple[int, int], Ledger] = {}
+        """Of each warm draft against an active one, by their versions: a draft that is active again has counted what it has."""
         self._served = [version for version in store.versions() if self._was_accepted(version)]
         """The one that served last at the end."""
         self.champions: dict[str, int] = {}
@@ -88,12 +88,15 @@ class WarmDrafts:
 
     def _begin(self, active: int, warm: Sequence[int], replay: Replay) -> None:
         level = (1.0 - self._settings.confidence) / max(len(warm), 1)
-        self._ledgers = {version: self._ledgers.get(version) or Ledger(level) for version in warm}
+        known = {active, *warm}
+        self._ledgers = {pair: ledger for pair, ledger in self._ledgers.items() if known.issuperset(pair)}
+        for version in warm:
+            ledger = self._ledgers.setdefault((version, active), Ledger(level))
+            if active != self._against:
+                ledger.restart(level)
         prompt_keys = {request.prompt_key for request in replay.everything()}
         for ledger in self._ledgers.values():
             ledger.keep_only(prompt_keys)
-            if active != self._against:
-                ledger.restart(level)
         self._against = active
 
     def _judge(self, version: int, active: int, replay: Replay) -> Return | None:
@@ -101,7 +104,7 @@ class WarmDrafts:
         fewest = self._settings.min_holdout_requests
         window = newest_unseen(replay, self._settings.shift_tokens, at_least=fewest, since_s=since_s)
         self._count(version, active, window)
-        if not self._ledgers[version].wager.is_won:
+        if not self._ledgers[version, active].wager.is_won:
             return None
         after, before = self._published.scores(version, window), self._published.scores(active, window)
         if after is None or before is None:
@@ -112,7 +115,7 @@ class WarmDrafts:
 
     def _count(self, version: int, active: int, window: Sequence[CapturedRequest]) -> None:
         """Count the requests that are new, the newest first and on for as long as they speak for a return: mostly none does."""
-        ledger, fewest = self._ledgers[version], self._settings.min_holdout_requests
+        ledger, fewest = self._ledgers[version, active], self._settings.min_holdout_requests
         new = ledger.uncounted(window)
         for start in range(0, len(new), fewest):
             few = new[start : start + fewest]
