@@ -67,8 +67,7 @@ class Judge:
         new = self.ledger.uncounted(window)
         scores = self._evaluator.scores(candidate, new or window)
         self.ledger.count(new[::-1], scores, incumbent)
-        self.num_recounts += not new
-        recount_level = None if new else _RECOUNT_SHARE * self._level / (self.num_recounts * (self.num_recounts + 1))
+        recount_level = None if new else self._next_recount_level()
         if self.ledger.wager.is_won:
             scores |= self._evaluator.scores(candidate, [request for request in window if request.key not in scores])
         known = self._when_counted | scores
@@ -89,6 +88,10 @@ class Judge:
             recount_level=recount_level,
         )
         return report, scores
+
+    def _next_recount_level(self) -> float:
+        self.num_recounts += 1
+        return _RECOUNT_SHARE * self._level / (self.num_recounts * (self.num_recounts + 1))
 
 
 def _of(requests: Sequence[CapturedRequest], scores: Mapping[str, Score]) -> dict[str, Score]:
