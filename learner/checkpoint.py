@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from learner.wager import Wager
 from wire.errors import WireError
 from wire.spec import SCHEMA_VERSION, CaptureSpec, fsync_path
 
@@ -35,8 +36,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     num_gate_decisions: dict[str, int]
     visits: dict[str, int]
     """Passes over each remembered request, by key."""
-    num_looks: dict[int, int] = {}
-    """Of the gate, by the version that was active."""
+    judged_against: int | None = None
+    """The version that the evidence is about."""
+    wager: Wager | None = None
+    num_recounts: int = 0
     champions: dict[str, int] = {}
     """The best version by domain."""
 

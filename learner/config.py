@@ -22,8 +22,8 @@ class ReplaySettings(Config):
     holdout_share: float = Field(0.10, gt=0.0, lt=1.0)
     """Share of requests, by hash of the prompt, that is never trained on: the gate's evidence."""
     fresh_tokens: int = Field(2_000, ge=0)
-    """Completion tokens of the newest requests that judge drafts before they teach, at most a tenth of what has come. After a
-    shift of traffic they are the first of its kind, when few of the held-out ones are."""
+    """Completion tokens of the newest requests that judge drafts before they teach, at most half of what has come, and a tenth
+    of it once the gate has counted them. After a shift of traffic they are the first of its kind, when few of the held-out ones are."""
     max_passes: int = Field(4, ge=1)
     """Visits of one request; when all have had them the learner waits for traffic. The first requests would else get
     more than the late ones: 9 where the mean is 3.7."""
@@ -139,21 +139,21 @@ class GateSettings(Config):
     min_holdout_requests: int = Field(4, ge=2)
     """Requests a judgement needs: held-out ones for a candidate, and anchors for the veto of their domain."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
-    """One less the chance that, of all looks at one incumbent within an hour, any takes a draft for better that is not. It is
-    also one less the chance that one look vetoes for a domain that does not lose."""
+    """One less the chance that, for as long as one draft is active, the gate ever takes the learner's weights for better while they
+    are not. The same holds of all warm drafts together, and of one veto for a domain that does not lose."""
     min_gain: float = Field(0.02, ge=0.0)
     """Simulated AL a candidate must add."""
     max_anchor_drop: float = Field(0.05, ge=0.0)
     """Simulated AL that no domain may lose. Domains of too few anchors are judged together."""
     max_requests: int = Field(32, ge=2)
-    """Newest requests no draft was trained on that are scored: the fresh ones and the held-out ones."""
+    """Most requests that one round scores a candidate on, but for anchors."""
     max_anchors_per_domain: int = Field(8, ge=1)
     """Anchor requests of each domain that are scored."""
     shift_tokens: int = Field(2000, ge=1)
-    """Completion tokens of the newest requests on which drafts that served before are compared with the active one. Few: a
-    shift of traffic is noticed once it fills them; many: small differences are seen."""
+    """Completion tokens of the newest requests on which drafts are compared with the active one. Few: what they say is of the
+    traffic now; many: it is sure."""
     num_resamples: int = Field(2000, ge=100)
-    """Of the bootstrap."""
+    """Of the bootstrap that compares drafts on a set of requests."""
 
 
 class LearnerSettings(Config):

@@ -4,8 +4,8 @@ Both drafts are scored on the same requests, so the bootstrap is paired: it resa
 The same prompt asked again is no new evidence, so all its requests are drawn together.
 
 The bootstrap gives the standard error, Student's t the tail. A percentile of resamples would not do: with n prompts it takes
-"all changes have one sign" for proof at every level, and it resolves none below one in the number of resamples, while looks
-that are repeated hundreds of times are held to one in ten thousand (`learner/looks.py`).
+"all changes have one sign" for proof at every level, and it resolves none below one in the number of resamples, while many
+domains share the chance of one false veto.
 """
 
 from __future__ import annotations

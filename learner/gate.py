@@ -1,6 +1,7 @@
-"""The gate: does a candidate beat the incumbent on requests neither was trained on, and does no domain pay for it?
+"""The gate: do the learner's weights beat the incumbent, do the last of them on what is asked now, and does no domain pay for it?
 
-How sure it must be depends on how often it has looked at this incumbent (`learner/looks.py`).
+The first is a matter of evidence, which adds up over requests (`learner/wager.py`) and was gathered with the weights of their
+time. The other two are asked of the very weights that would serve.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 from learner.config import GateSettings
 from learner.evaluate import Score, simulated_al
 from learner.gain import COMMON_SPREAD_AL, Gain, paired_gain
-from learner.looks import level_of_look
+from learner.wager import Wager
 from wire.artifact import GateReport
 
 SMALL_DOMAINS = "small domains"
@@ -44,25 +45,30 @@ class DomainChange:
 
 
 def decide(
+    wager: Wager,
     candidate: Mapping[str, Score],
     incumbent: Mapping[str, Score],
     anchors: Callable[[], Sequence[AnchorScores]],
     settings: GateSettings,
     *,
-    look: int,
+    recount_level: float | None = None,
 ) -> GateReport:
-    """The verdict on the newest unseen requests, guarded by the anchors of every domain. Scores are by request key.
+    """The verdict on the evidence and on the newest unseen requests, guarded by the anchors of every domain. Scores are by request key.
 
-    `look` counts the looks at this incumbent from 1. `anchors` is only called where the requests speak for the candidate:
-    most looks end before, and anchors are most of what there is to score.
+    `candidate` are scores of the last weights where the wager is won; until then they may be of those that were there when a
+    request came. With `recount_level` they are of the last weights too, and may themselves be the evidence: at that level, the
+    chance that this one judgement errs. `anchors` is only called where all else speaks for the candidate: most rounds end before, and anchors are
+    most of what there is to score.
     """
     gain = paired_gain(candidate, incumbent, num_resamples=settings.num_resamples)
-    level = level_of_look(look, settings)
-    objection = _objection(gain, level, settings)
+    level = 1.0 - settings.confidence
+    objection = _objection(wager, gain, settings, recount_level)
     worst = worst_domain(anchors(), settings) if objection is None else None
     if worst is not None and worst.is_certain_loss and worst.mean < -settings.max_anchor_drop:
         objection = f"anchors of {worst.domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed"
-    approval = f"gain of {gain.mean:+.3f} AL on {gain.num_requests} unseen requests (lower bound {gain.low(level):+.3f})"
+    approval = (
+        f"gain of {wager.gain:+.3f} AL on {wager.num_requests} requests, {gain.mean:+.3f} on the {gain.num_requests} newest"
+    )
     return GateReport(
         accepted=objection is None,
         reason=objection or approval,
@@ -73,7 +79,10 @@ def decide(
         num_requests=gain.num_requests,
         worst_anchor_domain=None if worst is None else worst.domain,
         worst_anchor_change=0.0 if worst is None else worst.mean,
-        look=look,
+        evidence=wager.evidence,
+        evidence_needed=wager.needed,
+        num_counted=wager.num_requests,
+        counted_gain=wager.gain,
     )
 
 
@@ -82,7 +91,7 @@ def worst_domain(anchors: Sequence[AnchorScores], settings: GateSettings) -> Dom
 
     Any of many domains may seem to lose by chance, so together they share the chance of one false veto: the first step of
     Holm (Scand. J. Stat. 6, 1979), which alone decides whether there is a veto. A veto needs no correction for repeated
-    looks: a false one only puts off what the next look may grant.
+    rounds: a false one only puts off what the next round may grant.
     """
     judged = {
         scores.domain: paired_gain(scores.candidate, scores.incumbent, num_resamples=settings.num_resamples)
@@ -113,11 +122,23 @@ def _with_small_ones_pooled(anchors: Sequence[AnchorScores], min_requests: int) 
     return [*large, pool] if len(pool.keys) >= min_requests else large
 
 
-def _objection(gain: Gain, level: float, settings: GateSettings) -> str | None:
+def _objection(wager: Wager, gain: Gain, settings: GateSettings, recount_level: float | None) -> str | None:
+    is_sure = wager.is_won or (recount_level is not None and gain.low(recount_level) > 0)
+    if not is_sure and recount_level is not None:
+        return (
+            f"no new request, and a gain of {gain.mean:+.3f} AL on the {gain.num_requests} newest, asked again, is not sure "
+            f"(lower bound {gain.low(recount_level):+.3f})"
+        )
+    if not is_sure:
+        return (
+            f"gain of {wager.gain:+.3f} AL on {wager.num_requests} requests is not sure yet: "
+            f"evidence {wager.evidence:.3g} of the {wager.needed:.0f} needed"
+        )
     if gain.num_requests < settings.min_holdout_requests:
         return f"only {gain.num_requests} unseen requests, {settings.min_holdout_requests} are needed"
-    if not gain.low(level) > 0:
-        return f"gain of {gain.mean:+.3f} AL is not significant (lower bound {gain.low(level):+.3f})"
     if gain.mean < settings.min_gain:
-        return f"gain of {gain.mean:+.3f} AL is below the {settings.min_gain} that pays for a swap"
+        return (
+            f"gain of {gain.mean:+.3f} AL on the {gain.num_requests} newest requests is below the {settings.min_gain} that pays "
+            "for a swap, though the evidence suffices"
+        )
     return None

@@ -1,4 +1,4 @@
-"""Publisher: gate a candidate, write it, ask for its activation; and ask for a warm draft where that is better.
+"""Publisher: have a candidate judged, write it, ask for its activation; and ask for a warm draft where that is better.
 
 It never raises for a full disk, an absent gateway or a refusal: it says what happened and learning goes on.
 """
@@ -15,12 +15,12 @@ from drafter.draft import Draft
 from drafter.target import TargetParts
 from learner.admin import AdminClient
 from learner.config import GateSettings
-from learner.evaluate import Evaluator, Score
-from learner.gate import AnchorScores, decide
+from learner.evaluate import Evaluator
+from learner.judge import Judge
 from learner.published import PublishedDrafts
 from learner.replay import Replay
 from learner.request import CapturedRequest
-from learner.warm import Return, WarmDrafts
+from learner.warm import Return, WarmDrafts, newest_unseen
 from wire.artifact import GateReport, TrainingReport
 from wire.control import ActivateRequest
 from wire.errors import ArtifactError, StaleExpectation
@@ -34,7 +34,7 @@ _NOT_ACCEPTED = "draft_not_accepted"
 
 
 class Publisher:
-    """Owns the gate's evidence of drafts and the way to the gateway; learning owns the candidate."""
+    """Owns the judge, the warm drafts and the way to the gateway; learning owns the candidate."""
 
     def __init__(
         self,
@@ -51,8 +51,7 @@ class Publisher:
         self._settings, self._keep_versions = settings, keep_versions
         self._published = PublishedDrafts(store, evaluator, spec, target)
         self.warm = WarmDrafts(store, self._published, settings)
-        self.num_looks: Counter[int] = Counter()
-        """Rounds of the gate, by the version that was active."""
+        self.judge = Judge(evaluator, self._published, settings)
         self.num_published = 0
         self.last_gate: GateReport | None = None
         self.decisions: Counter[str] = Counter()
@@ -67,26 +66,27 @@ class Publisher:
 
         Returns `waiting`, `accepted`, `rejected`, `floor`, `returned`, `unusable`, `disk_error` or the gateway's refusal code.
         """
-        recent = replay.evidence()[: self._settings.max_requests]
-        if len(recent) < self._settings.min_holdout_requests:
-            return self._conclude(
-                "waiting", f"{len(recent)} of {self._settings.min_holdout_requests} unseen requests needed for a judgement"
-            )
-        if self._published.scores(active_version, recent) is None:
+        fewest = self._settings.min_holdout_requests
+        window = newest_unseen(replay, self._settings.shift_tokens, at_least=fewest)[: self._settings.max_requests]
+        if len(window) < fewest:
+            return self._conclude("waiting", f"{len(window)} of {fewest} unseen requests needed for a judgement")
+        incumbent = self._published.scores(active_version, window)
+        if incumbent is None:
             return self._conclude("unusable", f"the active draft {active_version} cannot be read, nothing to compare with")
         self._begin_round(active_version, replay)
-        found = self.warm.find_return(active_version, replay, self.num_looks[active_version])
+        found = self.warm.find_return(active_version, replay)
         if found is not None:
             return self._return_to(found, active_version)
         groups = self._anchors(replay)
-        report, scores = self._judge(candidate, active_version, recent, self._guarded(groups, recent))
+        report, scores = self.judge.judge(candidate, window, incumbent, self._guarded(groups, window))
+        self._note(report)
         if not report.accepted:
             return self._conclude("rejected", report.reason)
         version, outcome = self._publish(candidate, training, report, active_version)
         if version is not None and outcome == "accepted":
             self._evaluator.remember(version, scores)
             self._published.hold(version, candidate)
-            self.warm.crown(version, active_version, _by_domain(groups, recent))
+            self.warm.crown(version, active_version, _by_domain(groups, window))
         self._prune(active_version)
         return outcome
 
@@ -96,9 +96,8 @@ class Publisher:
 
     def _begin_round(self, active_version: int, replay: Replay) -> None:
         self.warm.note_served(active_version)
-        self.num_looks[active_version] += 1
+        self.judge.begin(active_version, replay)
         known = [active_version, *self.warm.versions(active_version)]
-        self.num_looks = Counter({version: self.num_looks[version] for version in known if version in self.num_looks})
         self._evaluator.keep_only(known, [request.key for request in replay.everything()])
 
     def _guarded(
@@ -108,29 +107,10 @@ class Publisher:
         present = {request.group for request in recent}
         return {name: group for name, group in groups.items() if name in present or name not in self.warm.champions}
 
-    def _judge(
-        self,
-        candidate: Draft,
-        active_version: int,
-        recent: Sequence[CapturedRequest],
-        groups: Mapping[str, Sequence[CapturedRequest]],
-    ) -> tuple[GateReport, dict[str, Score]]:
-        """The verdict, and all scores of the candidate it took, by request key."""
-        scores = self._evaluator.scores(candidate, recent)
-
-        def anchor_scores() -> list[AnchorScores]:
-            anchors = [request for group in groups.values() for request in group]
-            scores.update(self._evaluator.scores(candidate, anchors))
-            incumbent = self._published.scores(active_version, anchors) or {}
-            return [AnchorScores(name, _of(group, scores), _of(group, incumbent)) for name, group in groups.items()]
-
-        incumbent = self._published.scores(active_version, recent) or {}
-        look = self.num_looks[active_version]
-        report = decide(_of(recent, scores), incumbent, anchor_scores, self._settings, look=look)
+    def _note(self, report: GateReport) -> None:
         self.last_gate = report
         self.simulated_al = report.incumbent_al
         self.decisions["accepted" if report.accepted else "rejected"] += 1
-        return report, scores
 
     def _publish(
         self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int
@@ -186,11 +166,6 @@ class Publisher:
         self.last_outcome = reason
         log.info("gate: %s: %s", outcome, reason)
         return outcome
-
-
-def _of(requests: Sequence[CapturedRequest], scores: Mapping[str, Score]) -> dict[str, Score]:
-    """The scores of these requests."""
-    return {request.key: scores[request.key] for request in requests if request.key in scores}
 
 
 def _by_domain(

@@ -58,7 +58,8 @@ class Recovery:
         self._trainer.num_steps, self._trainer.num_tokens_seen = progress.num_steps, progress.num_tokens_seen
         self._publisher.num_published = progress.num_published
         self._publisher.decisions.update(progress.num_gate_decisions)
-        self._publisher.num_looks.update(progress.num_looks)
+        if progress.judged_against is not None and progress.wager is not None:
+            self._publisher.judge.resume(progress.judged_against, progress.wager, progress.num_recounts, self._replay)
         self._publisher.warm.champions.update(progress.champions)
         self.num_restores = progress.num_restores
         return True
@@ -80,7 +81,9 @@ class Recovery:
             num_restores=self.num_restores,
             num_gate_decisions=dict(self._publisher.decisions),
             visits=self._replay.visits(),
-            num_looks=dict(self._publisher.num_looks),
+            judged_against=self._publisher.judge.against,
+            wager=self._publisher.judge.ledger.wager,
+            num_recounts=self._publisher.judge.num_recounts,
             champions=dict(self._publisher.warm.champions),
         )
         try:

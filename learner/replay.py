@@ -1,7 +1,8 @@
 """Replay: what the learner remembers. A recent window, a reservoir for each domain, and requests it never trains on.
 
 The newest requests judge before they teach: no draft has seen them, so they are evidence of what the traffic is now, of which the
-held-out tenth alone would tell many times later. From there they go to the recent window. A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
+held-out tenth alone would tell many times later. From there they go to the recent window, early on as soon as the gate has
+counted them. A request leaves the recent window for its domain's reservoir, where it may replace another one at random, so a domain that
 went quiet is not forgotten. Held-out requests go from a recent window to the anchors of their domain in the same way.
 All bounds are in completion tokens, and with them in rows (`CapturedRequest.size_tokens`).
 
@@ -23,8 +24,8 @@ from learner.config import ReplaySettings
 from learner.request import CapturedRequest, is_held_out
 
 OTHER_GROUP = "other"
-_FRESH_SHARE = 0.1
-"""Of what has come so far: a young draft learns from nearly all there is."""
+_FRESH_SHARE, _COUNTED_SHARE = 0.5, 0.1
+"""Of what has come so far, that is fresh, and that stays so once it is counted: a young draft learns from nearly all there is."""
 
 
 class TokenWindow:
@@ -49,8 +50,12 @@ class TokenWindow:
         """Takes a request whose key is new here; the newest one stays, however large it is."""
         self._requests[request.key] = request
         self._count(request, 1)
+        return self.shrink(self.max_tokens)
+
+    def shrink(self, num_tokens: int) -> list[CapturedRequest]:
+        """Lets the oldest ones fall until so many tokens are left, or the newest request alone; returns them."""
         fallen = []
-        while self._size_tokens > self.max_tokens and len(self._requests) > 1:
+        while self._size_tokens > num_tokens and len(self._requests) > 1:
             _, oldest = self._requests.popitem(last=False)
             self._count(oldest, -1)
             fallen.append(oldest)
@@ -205,10 +210,18 @@ class Replay:
             return [lost.key for lost in gone]
         self.counts_V += completion_counts(request, self.counts_V.numel())
         self.num_tokens_distinct += request.num_tokens
-        self.fresh.max_tokens = min(self._settings.fresh_tokens, int(_FRESH_SHARE * self.num_tokens_distinct))
+        self.fresh.max_tokens = self._fresh_tokens(_FRESH_SHARE)
         is_too_large = request.size_tokens > self.fresh.max_tokens
         released = [request] if is_too_large else self.fresh.add(request)
         return [key for old in released for key in self._teach_with(old)]
+
+    def note_counted(self) -> list[str]:
+        """The gate has counted what is fresh, so that more of it can teach. Returns the keys that are remembered no longer."""
+        released = self.fresh.shrink(self._fresh_tokens(_COUNTED_SHARE))
+        return [key for old in released for key in self._teach_with(old)]
+
+    def _fresh_tokens(self, share: float) -> int:
+        return min(self._settings.fresh_tokens, int(share * self.num_tokens_distinct))
 
     def _teach_with(self, request: CapturedRequest) -> list[str]:
         """A request that is fresh no longer is drawn from now on."""

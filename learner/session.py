@@ -200,6 +200,8 @@ class LearningSession:
         decided = sum(self.publisher.decisions.values())
         outcome = self.publisher.consider(self.trainer.candidate(), self._training_report(), self.replay, active)
         self._drop(self.publisher.take_unscorable(), "could not be scored")
+        if outcome != "waiting":
+            self._forget(self.replay.note_counted())
         report = self.publisher.last_gate if sum(self.publisher.decisions.values()) > decided else None
         self.history.write("gate", outcome=outcome, reason=self.publisher.last_outcome, active_version=active, report=report)
         self._gate_at_s = time.monotonic() + self._settings.gate.every_s
@@ -265,10 +267,14 @@ class LearningSession:
         if request.key in self.replay:  # its beginning, which was closed early: all that is cached goes by the key
             return
         gone = self.replay.add(request)
-        self.trainer.forget(gone)
         if on_disk and request.key not in gone:
             self.archive.write(request)
-        for key in gone:
+        self._forget(gone)
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        """Drop what belongs to requests that the replay remembers no longer."""
+        self.trainer.forget(keys)
+        for key in keys:
             self.archive.remove(key)
 
     def _drop(self, batch: Sequence[CapturedRequest], reason: str) -> None:
@@ -277,9 +283,7 @@ class LearningSession:
             return
         keys = {request.key for request in batch}
         self.replay.drop(keys)
-        self.trainer.forget(list(keys))
-        for key in keys:
-            self.archive.remove(key)
+        self._forget(list(keys))
         self._buffer = self._measure_buffer()
         self._num_dropped_requests += len(keys)
         log.warning("dropped %d requests: %s", len(keys), reason)

@@ -167,6 +167,7 @@ class Run:
             if self._trainer.num_tokens_seen >= limit:
                 return
             self._trainer.forget(self._replay.add(request))
+            self._trainer.forget(self._replay.note_counted())  # no gate waits for it here
             yield from self._steps_until(min(self._setting.visits_per_token * self._replay.num_tokens_distinct, limit))
         yield from self._steps_until(limit)
 

@@ -1,7 +1,7 @@
 """Warm drafts: versions that served before and may serve again without training, when the traffic they are good at returns.
 
 They are the floor, the drafts that served last, and the best one of each domain. Each round of the gate compares them with
-the active draft on the newest requests. Training goes on from the learner's own core whichever draft serves: its replay holds
+the active draft on the newest requests, a few of them where that says nothing for a return. Training goes on from the learner's own core whichever draft serves: its replay holds
 every domain, a restart from older weights would throw away what it learned since, and as soon as it is better than the draft
 that came back, the gate says so.
 """
@@ -15,7 +15,7 @@ from itertools import chain
 from learner.config import GateSettings
 from learner.evaluate import simulated_al
 from learner.gain import Gain, paired_gain
-from learner.looks import level_of_look
+from learner.ledger import Ledger
 from learner.published import PublishedDrafts
 from learner.replay import Replay
 from learner.request import CapturedRequest
@@ -43,6 +43,9 @@ class WarmDrafts:
         self._store, self._published, self._settings = store, published, settings
         self._refused: set[int] = set()
         self._created_at_s: dict[int, float] = {}
+        self._against: int | None = None
+        self._ledgers: dict[tuple[int, int], Ledger] = {}
+        """Of each warm draft against an active one, by their versions: a draft that is active again has counted what it has."""
         self._served = [version for version in store.versions() if self._was_accepted(version)]
         """The one that served last at the end."""
         self.champions: dict[str, int] = {}
@@ -76,26 +79,52 @@ class WarmDrafts:
         for domain in list(self.champions)[:-_MAX_CHAMPIONS]:
             del self.champions[domain]
 
-    def find_return(self, active: int, replay: Replay, look: int) -> Return | None:
-        """The warm draft that gains most over the active one, None where no gain is sure. They share the level of the look."""
+    def find_return(self, active: int, replay: Replay) -> Return | None:
+        """The warm draft that gains most over the active one, None where no gain is sure. They share the chance of an error."""
         warm = self.versions(active)
-        found = [self._judge(version, active, replay, level_of_look(look, self._settings) / len(warm)) for version in warm]
+        self._begin(active, warm, replay)
+        found = [self._judge(version, active, replay) for version in warm]
         return max((one for one in found if one is not None), key=lambda one: one.gain.mean, default=None)
 
-    def _judge(self, version: int, active: int, replay: Replay, level: float) -> Return | None:
+    def _begin(self, active: int, warm: Sequence[int], replay: Replay) -> None:
+        level = (1.0 - self._settings.confidence) / max(len(warm), 1)
+        known = {active, *warm}
+        self._ledgers = {pair: ledger for pair, ledger in self._ledgers.items() if known.issuperset(pair)}
+        for version in warm:
+            ledger = self._ledgers.setdefault((version, active), Ledger(level))
+            if active != self._against:
+                ledger.restart(level)
+        prompt_keys = {request.prompt_key for request in replay.everything()}
+        for ledger in self._ledgers.values():
+            ledger.keep_only(prompt_keys)
+        self._against = active
+
+    def _judge(self, version: int, active: int, replay: Replay) -> Return | None:
+        since_s = max(self._created_s(version), self._created_s(active))
         fewest = self._settings.min_holdout_requests
-        window = newest_unseen(
-            replay, self._settings.shift_tokens, since_s=max(self._created_s(version), self._created_s(active))
-        )
-        # Most rounds there is no shift, and the very newest requests are enough to see that a draft would not help.
-        if len(window) < fewest or not self._al(version, window[:fewest]) > self._al(active, window[:fewest]):
+        window = newest_unseen(replay, self._settings.shift_tokens, at_least=fewest, since_s=since_s)
+        self._count(version, active, window)
+        if not self._ledgers[version, active].wager.is_won:
             return None
         after, before = self._published.scores(version, window), self._published.scores(active, window)
         if after is None or before is None:
             return None
         gain = paired_gain(after, before, num_resamples=self._settings.num_resamples)
-        is_sure = gain.num_requests >= fewest and gain.low(level) > 0 and gain.mean >= self._settings.min_gain
-        return Return(version, gain, simulated_al(after.values())) if is_sure else None
+        is_gain = gain.num_requests >= fewest and gain.mean >= self._settings.min_gain
+        return Return(version, gain, simulated_al(after.values())) if is_gain else None
+
+    def _count(self, version: int, active: int, window: Sequence[CapturedRequest]) -> None:
+        """Count the requests that are new, the newest first and on for as long as they speak for a return: mostly none does."""
+        ledger, fewest = self._ledgers[version, active], self._settings.min_holdout_requests
+        new = ledger.uncounted(window)
+        for start in range(0, len(new), fewest):
+            few = new[start : start + fewest]
+            after, before = self._published.scores(version, few), self._published.scores(active, few)
+            if after is None or before is None:
+                return
+            ledger.count(few, after, before)
+            if not simulated_al(after.values()) > simulated_al(before.values()):
+                return
 
     def _al(self, version: int, requests: Sequence[CapturedRequest]) -> float:
         """Simulated AL; 0, which none has, for a draft that cannot be used."""
@@ -119,10 +148,11 @@ class WarmDrafts:
         return gate is not None and gate.accepted
 
 
-def newest_unseen(replay: Replay, num_tokens: int, *, since_s: float) -> list[CapturedRequest]:
-    """The newest requests, newest first, that no draft made before `since_s` was trained on, up to so many completion tokens.
+def newest_unseen(replay: Replay, num_tokens: int, *, at_least: int, since_s: float = float("inf")) -> list[CapturedRequest]:
+    """The newest requests, newest first, that no draft made before `since_s` was trained on.
 
-    These are the gate's evidence, and of the others those captured since.
+    These are what no draft was trained on, and of the others those captured since; up to so many completion tokens, but at
+    least that many requests.
     """
     unseen: Iterable[CapturedRequest] = chain(
         replay.evidence(), (request for request in replay.recent if request.captured_at_s > since_s)
@@ -130,7 +160,7 @@ def newest_unseen(replay: Replay, num_tokens: int, *, since_s: float) -> list[Ca
     found: list[CapturedRequest] = []
     total = 0
     for request in sorted(unseen, key=lambda one: one.captured_at_s, reverse=True):
-        if found and total + request.num_tokens > num_tokens:
+        if len(found) >= at_least and total + request.num_tokens > num_tokens:
             break
         found.append(request)
         total += request.num_tokens

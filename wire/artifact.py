@@ -29,14 +29,20 @@ class GateReport(Struct, frozen=True, kw_only=True):
     candidate_al: float
     incumbent_al: float
     gain_low: float
-    """Lower end of the interval of candidate minus incumbent, as sure as this look must be."""
+    """Lower end of the interval of candidate minus incumbent on the newest requests, `learner.gate.confidence` on either side."""
     gain_high: float
     num_requests: int
+    """The newest ones, on which the candidate's last weights are judged."""
     worst_anchor_domain: str | None = None
     """None also where the requests spoke against the candidate already, so that no domain was asked."""
     worst_anchor_change: float = 0.0
-    look: int = 1
-    """How many looks at this incumbent there were, this one included: the more, the surer it must be."""
+    evidence: float = 0.0
+    """That the learner's weights do better than the incumbent, from all requests counted since it serves (an e-value)."""
+    evidence_needed: float = 0.0
+    num_counted: int = 0
+    """Requests that evidence is from, each counted once."""
+    counted_gain: float = 0.0
+    """Mean change of AL on them."""
 
 
 class TrainingReport(Struct, frozen=True, kw_only=True):

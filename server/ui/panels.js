@@ -199,8 +199,9 @@ export const gateTitle = (gate) => (gate.report.accepted ? `Gate accepted v${gat
 function gateEntry(gate, when) {
   const { report } = gate;
   const numbers = `simulated AL ${fixed(report.incumbent_al)} → ${fixed(report.candidate_al)}, gain ${signed(report.gain_low)} to ${signed(report.gain_high)} over ${plural(report.num_requests, "request")}`;
+  const evidence = report.evidence_needed ? `evidence ${fixed(report.evidence)} of ${count(Math.ceil(report.evidence_needed))} needed, ${plural(report.num_counted, "request")} counted` : "";
   const worst = report.worst_anchor_domain ? `worst domain ${report.worst_anchor_domain} ${signed(report.worst_anchor_change)}` : "";
-  return entry(report.accepted ? "accepted" : "rejected", gateTitle(gate), when, [report.reason, numbers, worst]);
+  return entry(report.accepted ? "accepted" : "rejected", gateTitle(gate), when, [report.reason, numbers, evidence, worst]);
 }
 
 const GLYPHS = { activate: "▲", rollback: "▼", refused: "✕", unchanged: "·", accepted: "●", rejected: "◇" };

@@ -8,9 +8,20 @@ import pytest
 from learner.config import GateSettings
 from learner.evaluate import Score, simulated_al
 from learner.gate import SMALL_DOMAINS, AnchorScores, decide, worst_domain
+from learner.wager import Wager
 from wire.artifact import GateReport
 
 SETTINGS = GateSettings()
+
+
+def wager(changes: list[float]) -> Wager:
+    made = Wager(0.05)
+    for change in changes:
+        made.count(change, 100)
+    return made
+
+
+SURE, UNSURE = wager([0.5] * 20), wager([0.1, -0.1] * 3)
 
 
 def scores(lengths: list[float], prefix: str = "k") -> dict[str, Score]:
@@ -22,8 +33,8 @@ def anchors(domain: str, after: list[float], before: list[float]) -> AnchorScore
     return AnchorScores(domain, scores(after, domain), scores(before, domain))
 
 
-def verdict(after: list[float], before: list[float], domains: list[AnchorScores] | None = None, *, look: int = 1) -> GateReport:
-    return decide(scores(after), scores(before), lambda: domains or [], SETTINGS, look=look)
+def verdict(after: list[float], before: list[float], domains: list[AnchorScores] | None = None) -> GateReport:
+    return decide(SURE, scores(after), scores(before), lambda: domains or [], SETTINGS)
 
 
 def test_a_clear_gain_is_accepted():
@@ -31,17 +42,23 @@ def test_a_clear_gain_is_accepted():
     assert report.accepted
     assert report.candidate_al == pytest.approx(1.75)
     assert 0 < report.gain_low < 0.55 < report.gain_high
+    assert report.evidence == pytest.approx(report.evidence_needed)
+    assert (report.num_counted, report.counted_gain) == (20, pytest.approx(0.5))
 
 
-def test_noise_is_rejected():
-    report = verdict([1.5 + change for change in (0.3, -0.2, 0.2, -0.2) * 5], [1.5] * 20)
+def test_a_gain_on_the_newest_requests_is_not_enough_without_evidence():
+    report = decide(UNSURE, scores([1.8] * 8), scores([1.2] * 8), lambda: [], SETTINGS)
     assert not report.accepted
-    assert "not significant" in report.reason
+    assert report.reason.startswith("gain of +0.000 AL on 6 requests is not sure yet: evidence ")
+    assert report.reason.endswith(" of the 40 needed")
+    assert report.evidence < report.evidence_needed == pytest.approx(40)
 
 
-def test_a_certain_but_tiny_gain_is_rejected():
-    report = verdict([1.51] * 200, [1.5] * 200)
-    assert "below the 0.02" in report.reason
+@pytest.mark.parametrize("length", [1.3, 1.5, 1.51])
+def test_weights_that_do_no_better_on_the_newest_requests_stay_out_whatever_earlier_ones_did(length):
+    report = verdict([length] * 20, [1.5] * 20)
+    assert not report.accepted
+    assert "on the 20 newest requests is below the 0.02" in report.reason
 
 
 def test_too_few_requests_are_rejected():
@@ -85,20 +102,12 @@ def test_too_few_anchors_in_all_have_no_veto():
     assert report.worst_anchor_domain is None
 
 
-def test_anchors_are_not_asked_where_the_requests_speak_against_the_candidate():
+@pytest.mark.parametrize(("evidence", "length"), [(UNSURE, 2.0), (SURE, 1.5)])
+def test_anchors_are_not_asked_where_the_requests_speak_against_the_candidate(evidence, length):
     def unwanted() -> list[AnchorScores]:
         raise AssertionError
 
-    assert not decide(scores([1.5] * 8), scores([1.5] * 8), unwanted, SETTINGS, look=1).accepted
-
-
-def test_what_is_sure_at_the_first_look_is_not_at_the_hundredth():
-    after, before = [1.5 + change for change in (0.3, 0.1, 0.4, 0.2, 0.2, 0.1)], [1.5] * 6
-    first, later = (verdict(after, before, look=look) for look in (1, 100))
-    assert first.accepted
-    assert not later.accepted
-    assert later.gain_low < 0 < first.gain_low
-    assert (first.look, later.look) == (1, 100)
+    assert not decide(evidence, scores([length] * 8), scores([1.5] * 8), unwanted, SETTINGS).accepted
 
 
 def changed_domains(rng: random.Random, *, sizes: list[int], spread: float, change: float = 0.0) -> list[AnchorScores]:

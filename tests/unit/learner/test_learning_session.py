@@ -118,28 +118,32 @@ def test_vocabulary_follows_the_traffic_once_it_pays(config, make_request):
 
 
 def test_a_new_session_resumes_where_the_old_one_was(config, make_request):
-    first = LearningSession(config(), 0)
+    replay = {"holdout_share": 0.3, "max_passes": 200, "fresh_tokens": 0}
+    first = LearningSession(config(replay=replay), 0)
     for n in range(4):
         first._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=True)
     while first.trainer.num_steps < 3:
         first.train()
-    first.publisher.num_looks[0] = 7
+    first.publisher.judge.begin(0, first.replay)
+    first.publisher.judge.ledger.wager.count(0.5, 100)
     first.publisher.warm.champions["t/code"] = 0
     first.close()
-    second = LearningSession(config(), 0)
+    second = LearningSession(config(replay=replay), 0)
     assert second.trainer.num_steps == 3
     assert second.replay.num_tokens == first.replay.num_tokens
     assert second.replay.visits() == first.replay.visits()
     assert torch.equal(second.trainer.core.fc.weight, first.trainer.core.fc.weight)
     assert second.origin == "its checkpoint at step 3"
-    assert second.publisher.num_looks == {0: 7}
+    assert second.publisher.judge.against == 0
+    assert second.publisher.judge.ledger.wager == first.publisher.judge.ledger.wager
+    assert second.publisher.judge.ledger.uncounted(second.replay.everything()) == []
     assert second.publisher.warm.champions == {"t/code": 0}
     second.close()
 
 
 def test_what_comes_of_a_request_after_it_was_closed_early_is_not_a_second_one(config, make_request):
     """Teacher rows, visits and the file on disk go by the key: a second request under it would be taught the first one's rows."""
-    session = LearningSession(config(replay={"recent_tokens": 13, "holdout_share": 0.3, "max_passes": 2}), 0)
+    session = LearningSession(config(replay={"recent_tokens": 13, "fresh_tokens": 0, "holdout_share": 0.3, "max_passes": 2}), 0)
     begun, rest = (make_request("long", total=total, prompt_key="q1") for total in (16, 30))
     session._remember(begun, on_disk=True)
     session._remember(make_request("other", prompt_key="q1"), on_disk=True)
@@ -231,7 +235,7 @@ def test_a_halved_rate_recovers_after_clean_steps(config, make_request, monkeypa
 
 def test_the_rate_follows_the_data_and_not_the_steps(config, make_request):
     train = {"muon_rate": 0.05, "bfloat16": False, "batch_tokens": 10, "settling_tokens": 26.0}
-    session = LearningSession(config(replay={"holdout_share": 0.3, "max_passes": 4}, train=train), 0)
+    session = LearningSession(config(replay={"holdout_share": 0.3, "max_passes": 4, "fresh_tokens": 0}, train=train), 0)
 
     def shares(key: str) -> list[float]:
         session._remember(make_request(key, prompt_key="q1"), on_disk=False)

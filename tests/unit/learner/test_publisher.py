@@ -25,7 +25,7 @@ TRAINING = TrainingReport(num_steps=1, num_tokens_seen=1, num_tokens_distinct=1,
 def replay(make_request):
     replay = Replay(ReplaySettings(recent_tokens=10_000, holdout_share=0.5), 64, seed=0)
     keys = (f"p{n}" for n in range(1000) if is_held_out(f"p{n}", 0.5))
-    for n in range(8):
+    for n in range(32):
         replay.add(make_request(f"h{n}", first=n * 5, prompt_key=next(keys)))
     return replay
 
@@ -120,7 +120,7 @@ def test_a_request_that_cannot_be_scored_is_handed_out_and_the_others_decide(pub
     owner = publisher()
     assert owner.consider(trained, TRAINING, replay, 0) == "accepted"
     assert owner.last_gate is not None
-    assert owner.last_gate.num_requests == 7
+    assert owner.last_gate.num_requests == 31
     assert [request.key for request in owner.take_unscorable()] == [bad.key]
     assert owner.take_unscorable() == []
 

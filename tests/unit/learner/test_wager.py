@@ -1,0 +1,137 @@
+"""What the gate's error and its power are, by simulation: requests of unequal length arrive one by one and are counted once,
+with changes of AL that spread as those of real drafts do; a look is taken at every eight of them, 20 s of traffic."""
+
+from __future__ import annotations
+
+from math import log, prod
+
+import msgspec
+import numpy as np
+import pytest
+
+from learner.wager import CLIP, Wager
+
+LEVEL = 0.05
+PER_LOOK = 8
+TWO_HOURS = 360
+NEVER = 999
+
+
+def looks_until_won(
+    seed: int,
+    gain: float,
+    *,
+    num_looks: int = TWO_HOURS,
+    spread: float = 0.3,
+    skew: bool = False,
+    before: tuple[int, float] = (0, 0.0),
+) -> int:
+    """Looks until the wager is won, NEVER within `num_looks`; `before` tells how many looks there were with which gain before."""
+    rng = np.random.default_rng(seed)
+    wager = Wager(LEVEL)
+    num_before, gain_before = before
+    for look in range(1, num_before + num_looks + 1):
+        for _ in range(PER_LOOK):
+            chance = 1.0 - rng.exponential() if skew else rng.normal()
+            mean = gain if look > num_before else gain_before
+            wager.count(mean + spread * chance, max(int(rng.lognormal(4.5, 0.6)), 8))
+        if wager.is_won:
+            return look - num_before
+    return NEVER
+
+
+def hopeful() -> Wager:
+    """A few requests have spoken for the draft, so that as much as may be is bet on the next."""
+    wager = Wager(LEVEL)
+    for _ in range(4):
+        wager.count(0.3, 100)
+    return wager
+
+
+@pytest.mark.parametrize(
+    ("spread", "skew"),
+    [(0.15, False), (0.15, True), (0.3, False), (0.3, True)],
+    ids=["usual", "few lose much", "wild", "wild losses"],
+)
+def test_drafts_that_are_not_better_stay_unpublished_over_two_hours_of_looks(spread, skew):
+    num_false = sum(looks_until_won(seed, 0.0, spread=spread, skew=skew) < NEVER for seed in range(40))
+    assert num_false <= 2
+
+
+@pytest.mark.parametrize(("gain", "median", "most"), [(0.05, 75, 240), (0.1, 14, 27), (0.15, 9, 14), (0.3, 4, 6), (0.6, 2, 3)])
+def test_a_gain_that_is_there_from_the_start_is_sure_after_few_looks(gain, median, most):
+    looks = [looks_until_won(seed, gain) for seed in range(20)]
+    assert np.median(looks) <= median
+    assert np.quantile(looks, 0.9) <= most
+
+
+@pytest.mark.parametrize("gain_before", [0.0, -0.3], ids=["a standstill", "losses in another domain"])
+@pytest.mark.parametrize(("gain", "median", "most"), [(0.1, 25, 45), (0.15, 14, 24), (0.3, 7, 10)])
+def test_a_gain_after_a_shift_is_seen_soon_whatever_was_before(gain, median, most, gain_before):
+    looks = [looks_until_won(seed, gain, before=(40, gain_before)) for seed in range(20)]
+    assert min(looks) > 0
+    assert np.median(looks) <= median
+    assert np.quantile(looks, 0.9) <= most
+
+
+def test_what_was_won_is_lost_again_to_a_few_requests_that_lose():
+    """Old evidence, however much there is, must not speak for a draft that is worse on what is asked now."""
+    wager = Wager(LEVEL)
+    for _ in range(500):
+        wager.count(0.4, 100)
+    assert wager.is_won
+    wager.count(-0.3, 100)
+    assert not wager.is_won
+    for _ in range(3):
+        wager.count(-0.3, 100)
+    assert wager.evidence < wager.needed / 3
+
+
+def test_the_wealth_is_the_product_of_bets_that_are_made_before_each_request():
+    changes = np.random.default_rng(0).normal(0.02, 0.2, size=6)
+    wager, factors = Wager(1e-6), []
+    for change in changes:
+        bet = min(wager.mean / wager.mean_square, 0.9 / CLIP)
+        factors.append(1.0 + bet * change)
+        wager.count(float(change), 100)
+    assert wager.evidence == pytest.approx(prod(factors))
+
+
+def test_no_bet_can_lose_everything_and_a_larger_change_counts_as_the_largest():
+    one, other = hopeful(), hopeful()
+    one.count(-CLIP, 100)
+    other.count(-7.0, 100)
+    assert one.log_wealth == other.log_wealth == pytest.approx(hopeful().log_wealth + log(0.1))
+
+
+def test_a_short_request_counts_for_less():
+    short, long = hopeful(), hopeful()
+    short.count(0.3, 4)
+    long.count(0.3, 400)
+    assert hopeful().log_wealth < short.log_wealth < long.log_wealth
+    assert short.gain == long.gain == pytest.approx(0.3)
+
+
+def test_where_most_is_lost_the_stake_is_replaced_and_more_is_needed():
+    wager = hopeful()
+    needed = wager.needed
+    for _ in range(2):
+        wager.count(-0.9, 100)
+    assert (wager.stake, wager.log_wealth) == (2, 0.0)
+    assert wager.needed == pytest.approx(3 * needed)
+
+
+def test_stakes_share_the_level():
+    levels = [1 / Wager(LEVEL, stake=stake).needed for stake in range(1, 2000)]
+    assert levels[0] == pytest.approx(LEVEL / 2)
+    assert sum(levels) == pytest.approx(LEVEL, rel=1e-3)
+    assert levels == sorted(levels, reverse=True)
+
+
+def test_a_wager_goes_through_a_file():
+    wager = Wager(LEVEL)
+    for change in (0.3, -0.2, 0.1):
+        wager.count(change, 50)
+    again = msgspec.json.decode(msgspec.json.encode(wager), type=Wager)
+    assert again == wager
+    assert again.log_wealth < log(again.needed)
