@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -80,9 +82,15 @@ def ranks_of(process: psutil.Popen) -> list[psutil.Process]:
 def test_two_processes_learn_publish_die_together_and_go_on(start, config, gateway, connect_engine, state_dir):
     process = start()
     engine = connect_engine(config(2).capture_endpoint)
-    for n in range(24):
+    numbers = count()
+
+    def a_better_draft_serves_the_next_request() -> bool:
+        n = next(numbers)
         engine.serve(f"r{n}", first=n, prompt=3 + n % 5, total=24)
-    wait_until(lambda: gateway.store.active() != 0)
+        time.sleep(0.1)  # the traffic's pace
+        return gateway.store.active() != 0
+
+    wait_until(a_better_draft_serves_the_next_request)
     assert gateway.store.verify(gateway.store.active()).gate.candidate_al > 1
 
     ranks = ranks_of(process)
