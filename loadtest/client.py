@@ -184,10 +184,10 @@ def _as_text(value: str) -> str:
 
 async def read_at_most(content: aiohttp.StreamReader, num_bytes: int) -> bytes:
     """The beginning of a body, which may have no end."""
-    data = b""
+    data = bytearray()
     while len(data) < num_bytes and (more := await content.read(num_bytes - len(data))):
         data += more
-    return data
+    return bytes(data)
 
 
 def refuse(result: StreamResult, text: str) -> None:
