@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from io import BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -51,7 +50,7 @@ class Output:
     def add_sample(self, sample: SystemSample) -> None:
         self._keep(self._timeline, sample)
 
-    def _keep(self, file: BufferedWriter, record: RequestRecord | SystemSample) -> None:
+    def _keep(self, file: BinaryIO, record: RequestRecord | SystemSample) -> None:
         if self.problem is None:
             try:
                 file.write(self._encoder.encode(record) + b"\n")

@@ -38,8 +38,8 @@ class Admin:
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
             async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
-                body = await response.read()
-            content = msgspec.json.decode(body) if body.strip() else None
+                answer = await response.read()
+            content = msgspec.json.decode(answer) if answer.strip() else None
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise TargetError(f"{method} {path}: no answer ({type(error).__name__}: {error})") from error
         if response.status >= 300:
