@@ -16,6 +16,7 @@ from wire.errors import PacelineError
 _DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
+    errno.EFBIG,
     errno.EROFS,
     errno.EACCES,
     errno.EIO,

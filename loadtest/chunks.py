@@ -5,12 +5,17 @@ Typed, because decoding into structs is what keeps the client fast: a chunk cost
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 DONE = b"[DONE]"
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+"""Of tokens, as a server tells it; what is no such number makes its chunk a broken one."""
+StepCount = Annotated[int, Meta(ge=0, le=1 << 10)]
+"""Of the proposals of one verify step."""
 
 
 class Delta(Struct):
@@ -34,14 +39,14 @@ class Choice(Struct):
 
 
 class PromptTokens(Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(Struct):
     """The server's own count."""
 
-    completion_tokens: int = 0
-    prompt_tokens: int | None = None
+    completion_tokens: Count = 0
+    prompt_tokens: Count | None = None
     prompt_tokens_details: PromptTokens | None = None
 
     @property
@@ -52,9 +57,9 @@ class Usage(Struct):
 class Speculation(Struct):
     """Of vLLM with `--per-request-spec-decode-metrics detailed`."""
 
-    per_step_accepted: list[int] | None = None
-    per_step_drafted: list[int] | None = None
-    num_spec_tokens: int | None = None
+    per_step_accepted: list[StepCount] | None = None
+    per_step_drafted: list[StepCount] | None = None
+    num_spec_tokens: StepCount | None = None
 
 
 class RequestMetrics(Struct):

@@ -21,6 +21,19 @@ _JSON = {"Content-Type": "application/json"}
 _KEEP_ALIVE_S = 2.0
 """Well below the 5 s after which uvicorn closes an idle connection: a request sent at that moment would be lost."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=180.0)
+_STREAM_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
+"""What a line of a stream of events begins with."""
+MAX_EVENT_BYTES = 16 << 20
+MAX_CHUNKS = 1 << 19
+"""Of one answer; one that brings half a million does not end. Its line in `requests.jsonl` stays below `lines.MAX_LINE_BYTES`."""
+_MAX_REASON_BYTES = 1 << 16
+"""Read of an answer that is no stream: what follows does not say better what is wrong."""
+_MAX_ERROR_CHARACTERS = 500
+"""Kept of an error: every request of a run may have one."""
+
+
+class AnswerError(Exception):
+    """An answer of status 200 that is none."""
 
 
 @dataclass
@@ -131,48 +144,90 @@ async def stream_chat(
             result.has_left = True
         else:
             result.error = f"{type(error).__name__}: {error}"
+    except AnswerError as error:
+        result.error = str(error)
     result.ended_at_s = time.monotonic()
+    if result.error is not None:
+        result.error = _as_text(result.error)[:_MAX_ERROR_CHARACTERS]
     return result
 
 
 async def _exchange(
     session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], result: StreamResult
 ) -> None:
-    async with session.post(url, data=body, headers=headers) as response:
+    # A redirect is not followed: what is measured is the address that was given, and each request would be sent twice.
+    async with session.post(url, data=body, headers=headers, allow_redirects=False) as response:
         result.status = response.status
-        result.draft_version = response.headers.get("X-Paceline-Draft-Version")
-        result.target_version = response.headers.get("X-Paceline-Target-Version")
-        result.kv_path = response.headers.get("X-Paceline-Kv-Path")
-        result.request_id = response.headers.get("X-Request-Id")
+        result.draft_version = _header(response, "X-Paceline-Draft-Version")
+        result.target_version = _header(response, "X-Paceline-Target-Version")
+        result.kv_path = _header(response, "X-Paceline-Kv-Path")
+        result.request_id = _header(response, "X-Request-Id")
         if response.status != 200:
-            refuse(result, await response.text())
-        else:
-            async for data in events(response.content):
-                note(result, data, time.monotonic())
+            text = (await read_at_most(response.content, _MAX_REASON_BYTES)).decode(errors="replace")
+            refuse(result, f"redirected to {response.headers['Location']}" if "Location" in response.headers else text)
+            return
+        async for data in events(response.content):
+            note(result, data, time.monotonic())
+            if len(result.chunk_times_s) > MAX_CHUNKS:
+                raise AnswerError(f"the answer does not end: it has brought more than {MAX_CHUNKS} chunks")
+
+
+def _header(response: aiohttp.ClientResponse, name: str) -> str | None:
+    value = response.headers.get(name)
+    return None if value is None else _as_text(value)
+
+
+def _as_text(value: str) -> str:
+    """aiohttp keeps bytes that are no UTF-8 as lone surrogates, which no file takes."""
+    return value.encode(errors="surrogatepass").decode(errors="replace")
+
+
+async def read_at_most(content: aiohttp.StreamReader, num_bytes: int) -> bytes:
+    """The beginning of a body, which may have no end."""
+    data = bytearray()
+    while len(data) < num_bytes and (more := await content.read(num_bytes - len(data))):
+        data += more
+    return bytes(data)
 
 
 def refuse(result: StreamResult, text: str) -> None:
     """Enter an answer that is not 200 into the result."""
-    result.error = text[:500] or f"status {result.status} without a reason"
+    result.error = text or f"status {result.status} without a reason"
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     if isinstance(body, dict) and "error" in body:
         result.error_bodies.append(body["error"])
 
 
 async def events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event."""
-    rest = b""
+    """The data of each server-sent event; raises AnswerError of an endless one, and of a body that holds something else."""
+    rest: list[bytes] = []
+    num_held = 0
+    has_begun = False
+    other = b""
     # Whole reads, split here: aiohttp's own lines cost the client as much as the chunks themselves.
     async for data in content.iter_any():
-        *lines, rest = (rest + data).split(b"\n")
+        rest.append(data)
+        if b"\n" not in data:
+            num_held += len(data)
+            if num_held > MAX_EVENT_BYTES:
+                raise AnswerError(f"one line of the answer is longer than {MAX_EVENT_BYTES} bytes")
+            continue
+        *lines, last = b"".join(rest).split(b"\n")
+        rest, num_held = [last], len(last)
         for line in lines:
             if line.startswith(b"data:"):
+                has_begun = True
                 yield line[5:].strip()
-    if rest.startswith(b"data:"):
-        yield rest[5:].strip()
+            elif not has_begun and not line.startswith(_STREAM_FIELDS):
+                other = (other + line)[:_MAX_REASON_BYTES]
+    last = b"".join(rest)
+    if last.startswith(b"data:"):
+        yield last[5:].strip()
+    elif not has_begun and (other := (other + last).strip()) and not other.startswith(_STREAM_FIELDS):
+        raise AnswerError(f"the answer is no stream of events: {other.decode(errors='replace')}")
 
 
 def note(result: StreamResult, data: bytes, now_s: float) -> None:

@@ -6,15 +6,21 @@ since the run's start on the monotonic clock of the load tester. `run.json` says
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from loadtest.chunks import Count, StepCount
 
 SCENARIO_FILE = "scenario.toml"
 RUN_FILE = "run.json"
 REQUESTS_FILE = "requests.jsonl"
 TIMELINE_FILE = "timeline.jsonl"
 """What lies in the directory of a run."""
+
+MAX_RUN_S = 1e6
+"""Eleven days. What a file says of later times is no reading of a run, and would take memory for every second until then."""
+Seconds = Annotated[float, Meta(ge=-MAX_RUN_S, le=MAX_RUN_S)]
 
 Outcome = Literal["ok", "failed", "truncated", "cancelled"]
 
@@ -31,34 +37,39 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
     prompt_id: str
     turn: int = 0
     """Of its conversation; 0 for single requests."""
-    intended_at_s: float
+    intended_at_s: Seconds
     """When it had to be sent. Every latency counts from here; in a closed loop it is when it was sent.
     Of a conversation's later turns: the end of the answer before, and the user's pause."""
     is_open_loop: bool = True
     """It had to be sent at a fixed time, or after a pause: only then has it a dispatch lag."""
-    sent_at_s: float
-    ended_at_s: float
-    chunk_times_s: list[float]
+    sent_at_s: Seconds
+    ended_at_s: Seconds
+    chunk_times_s: list[Seconds]
     """Arrivals of chunks that carried tokens."""
-    chunk_token_counts: list[int]
+    chunk_token_counts: list[Count]
     outcome: Outcome
     error: str | None = None
     status: int | None = None
     finish_reason: str | None = None
-    num_prompt_tokens: int | None = None
-    num_completion_tokens: int | None = None
-    num_cached_tokens: int | None = None
+    num_prompt_tokens: Count | None = None
+    num_completion_tokens: Count | None = None
+    num_cached_tokens: Count | None = None
     draft_version: str | None = None
     target_version: str | None = None
     kv_path: str | None = None
     request_id: str | None = None
-    accepted_per_step: list[int] | None = None
+    accepted_per_step: list[StepCount] | None = None
     """Proposals accepted in each verify step, where the engine tells them per request."""
-    drafted_per_step: list[int] | None = None
+    drafted_per_step: list[StepCount] | None = None
     """Proposals made for each of these steps."""
-    num_spec_tokens: int | None = None
+    num_spec_tokens: StepCount | None = None
     """K, the most proposals that the engine makes for a step."""
     text: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError of what no client saw: a line of a damaged file."""
+        if len(self.chunk_times_s) != len(self.chunk_token_counts) or self.ended_at_s < self.sent_at_s:
+            raise ValueError("chunks without a time or a count, or an end before the beginning")
 
 
 class EngineSample(Struct, frozen=True, kw_only=True):
@@ -90,7 +101,7 @@ class Swap(Struct, frozen=True, kw_only=True):
 class SystemSample(Struct, frozen=True, kw_only=True):
     """The system at one instant. load tester -> timeline.jsonl. Counters are cumulative, as the system exports them."""
 
-    at_s: float
+    at_s: Seconds
     active_version: int | None
     steps: dict[str, dict[str, float]]
     """Verify steps by domain label and draft version."""
@@ -132,7 +143,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     url: str
     model: str
     seed: int
-    started_at_s: float
+    started_at_s: Annotated[float, Meta(ge=0, le=2.5e11)]
     """Wall clock; 0 of every other time."""
     commit: str | None
     """Of this source tree; None outside a checkout."""

@@ -6,15 +6,24 @@ at fixed times. Everything that is random is drawn from `seed` before the run, s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+import msgspec
+from pydantic import Field, field_validator, model_validator
 
+from loadtest.records import MAX_RUN_S
 from wire.config import Config, load_tables
 from wire.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "scenarios"
+
+MAX_PLANNED = 20_000_000
+"""Requests whose times are drawn before a run, of all lanes: about 100 bytes each."""
+_MAX_CONCURRENCY = 100_000
+_MAX_TOKENS = 1 << 31
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -25,7 +34,7 @@ class Poisson(Config):
 
     kind: Literal["poisson"] = "poisson"
     rate_per_s: Positive
-    burstiness: Positive = 1.0
+    burstiness: Annotated[float, Field(ge=0.001, le=1e6)] = 1.0
     end_rate_per_s: Positive | None = None
     """The rate reached at the end of the phase, linearly; without it the rate is constant."""
 
@@ -45,7 +54,7 @@ class Closed(Config):
     """Closed loop: that many requests, or conversations, at a time. Says nothing about waiting: those who would have come meanwhile do not."""
 
     kind: Literal["closed"] = "closed"
-    concurrency: Annotated[int, Field(ge=1)]
+    concurrency: Annotated[int, Field(ge=1, le=_MAX_CONCURRENCY)]
 
 
 Arrivals = Annotated[Poisson | Trace | Closed, Field(discriminator="kind")]
@@ -55,12 +64,12 @@ class Phase(Config):
     """A stretch of a lane."""
 
     name: str
-    duration_s: Positive
+    duration_s: Annotated[float, Field(gt=0.0, le=MAX_RUN_S)]
     arrivals: Arrivals
-    traffic: dict[str, Positive]
+    traffic: Annotated[dict[str, Positive], Field(min_length=1)]
     """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, or a path to JSON lines of OpenAI messages, which has a
     slash or ends in `.jsonl` or `.json`)."""
-    end_traffic: dict[str, Positive] | None = None
+    end_traffic: Annotated[dict[str, Positive], Field(min_length=1)] | None = None
     """Weights reached at the end of the phase, linearly: a gradual shift."""
     split: Literal["train", "heldout"] = "train"
 
@@ -89,7 +98,7 @@ class Lane(Config):
 
     name: str
     phase: Annotated[list[Phase], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] = 128
+    max_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] = 128
     length_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls that bound in a request's body; some know only the second."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
@@ -102,6 +111,23 @@ class Lane(Config):
     turns: Turns | None = None
     cancel: Cancel | None = None
 
+    @field_validator("options")
+    @classmethod
+    def _is_json(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if msgspec.json.decode(msgspec.json.encode(options)) != options:
+            raise ValueError(
+                "a request's body is JSON, which has texts, numbers, booleans, lists and tables, and neither dates nor nan"
+            )
+        return options
+
+    @field_validator("headers")
+    @classmethod
+    def _can_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not value.isprintable():
+                raise ValueError(f"{name!r} with the value {value!r} is no header of HTTP")
+        return headers
+
 
 class Action(Config):
     """Something done to the system through its admin API, or to its processes."""
@@ -111,7 +137,7 @@ class Action(Config):
     """`swap` activates the newest other draft, `kill` sends SIGKILL."""
     process: str = ""
     """The engine or role, for `drain`, `undrain` and `kill`."""
-    every_s: Positive | None = None
+    every_s: Annotated[float, Field(ge=0.01)] | None = None
     """Again and again, until the run ends or `until_s`."""
     until_s: Positive | None = None
 
@@ -140,6 +166,8 @@ class Cut(Config):
 class Scenario(Config):
     """The whole file."""
 
+    keys_are_told_in: ClassVar[str] = "loadtest/scenario.py"
+
     name: str
     what: str
     """One sentence for people."""
@@ -160,10 +188,25 @@ class Scenario(Config):
             raise ValueError(f"two lanes have one name, among {names}")
         if self.cut.warm_up_s + self.cut.cool_down_s >= self.duration_s:
             raise ValueError(f"warm-up and cool-down leave nothing of a run of {self.duration_s:g} s")
+        if self.duration_s > MAX_RUN_S:
+            raise ValueError(f"the run would take {self.duration_s:g} s, more than {MAX_RUN_S:g} s")
+        if (number := self._num_expected()) > MAX_PLANNED:
+            raise ValueError(
+                f"about {number:.3g} requests would be sent, more than {MAX_PLANNED:,}: lower a rate or a duration"
+            )
         late = [action.at_s for action in self.action if action.at_s >= self.duration_s]
         if late:
             raise ValueError(f"an action at {late[0]:g} s comes after the end, at {self.duration_s:g} s")
         return self
+
+    def _num_expected(self) -> float:
+        """Requests of Poisson arrivals; a trace is as long as its file."""
+        return sum(
+            (phase.arrivals.rate_per_s + (phase.arrivals.end_rate_per_s or phase.arrivals.rate_per_s)) / 2 * phase.duration_s
+            for lane in self.lane
+            for phase in lane.phase
+            if isinstance(phase.arrivals, Poisson)
+        )
 
     @property
     def has_closed_loop(self) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 
 from loadtest.draws import Deck, Floats, Integers, Mix, arrival_times, generator
 from loadtest.scenario import Closed, Lane, Phase, Poisson, Scenario, Trace, is_file
-from loadtest.traces import Recording, TraceRow, read_trace
+from loadtest.traces import MAX_TOKENS, Recording, TraceRow, read_trace
+from loadtest.traffic import TrafficError
 
 SizeOf = Callable[[str, str], int]
 """Number of prompts of a source and a split; at least 1."""
@@ -158,6 +159,12 @@ def _arrivals(phase: Phase, draw: np.random.Generator) -> tuple[Floats, Recordin
             return arrival_times(arrivals, phase.duration_s, draw), None
         case Trace() as arrivals:
             recording = read_trace(arrivals.path, before_ms=phase.duration_s / arrivals.time_scale * 1000)
+            longest = max((max(row.input_length, row.output_length) for row in recording.rows), default=0)
+            if longest * arrivals.length_scale > MAX_TOKENS:
+                raise TrafficError(
+                    f"{arrivals.path}: with length_scale = {arrivals.length_scale:g} a request would have "
+                    f"{longest * arrivals.length_scale:.3g} tokens, more than {MAX_TOKENS:,}"
+                )
             return np.array([row.at_s(arrivals.time_scale) for row in recording.rows]), recording
         case _:
             raise AssertionError(f"{phase.arrivals} is not an open loop")

@@ -23,10 +23,10 @@ BLOCK_TOKENS = 512
 _WORDS_PER_TOKEN = 0.75
 """Of English prose, about; the server's own count is what is recorded."""
 
-_MAX_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 """Of a prompt or an answer; a line that asks for more is taken for broken, or one line would hold up all others."""
 
-_Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 
 
 class TraceRow(msgspec.Struct, frozen=True):

@@ -16,6 +16,10 @@ MAX_TEXT_CHARACTERS = 64 << 20
 """Of one source: what comes after is not read, so that a file of any size opens soon and fits."""
 
 
+MAX_PROMPTS = 1 << 20
+"""The same for a file of very short ones, whose texts are the least of what they take."""
+
+
 class TrafficError(PacelineError):
     """A source of prompts is not there or holds nothing usable."""
 
@@ -71,17 +75,28 @@ def split(
     *,
     about: Callable[[Prompt], str],
     max_characters: int = MAX_TEXT_CHARACTERS,
+    max_prompts: int = MAX_PROMPTS,
 ) -> Source:
-    """Read prompts, None for each that is broken, up to `max_characters` of text."""
+    """Read prompts, None for each that is broken, up to `max_characters` of text and `max_prompts` in number."""
     train: list[Prompt] = []
     heldout: list[Prompt] = []
     num_broken = num_characters = 0
     for prompt in candidates:
-        if prompt is None:
+        if prompt is None or not _is_text(prompt):
             num_broken += 1
             continue
         num_characters += prompt.num_characters
-        if num_characters > max_characters:
+        if num_characters > max_characters or len(train) + len(heldout) == max_prompts:
             break
         (heldout if is_held_out(about(prompt)) else train).append(prompt)
     return Source(tuple(train), tuple(heldout), num_broken)
+
+
+def _is_text(prompt: Prompt) -> bool:
+    """JSON can name halves of characters, which nobody can send."""
+    try:
+        for text in (prompt.id, *(message["content"] for message in prompt.messages), *prompt.later_questions):
+            text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

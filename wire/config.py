@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,7 +26,10 @@ _MESSAGES = {
 class Config(BaseModel):
     """Base of every configuration class: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    keys_are_told_in: ClassVar[str] = "configs/README.md"
+    """Where a person finds every key of these files."""
 
     @classmethod
     def build(cls, data: Mapping[str, Any], *, source: str) -> Self:
@@ -50,7 +53,7 @@ class Config(BaseModel):
         if kind == "extra_forbidden":
             near = near_keys(cls, location)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
-            return f"unknown key, {hint}see configs/README.md"
+            return f"unknown key, {hint}see {cls.keys_are_told_in}"
         table = table_at(cls, location) if location else None
         if kind == "model_type" and table is not None:
             meant = key_for(table, value)
@@ -90,7 +93,7 @@ def parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set takes key.path=value, got {text!r}")
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if raw.lstrip().startswith(("[", "{")):
             raise ConfigError(
                 f"--set {key}: {raw!r} is not TOML ({error}); texts need quotes, and the shell keeps them inside others: "
@@ -110,7 +113,7 @@ def load_tables(paths: Sequence[Path], overrides: Sequence[str] = ()) -> dict[st
             tables = merge(tables, tomllib.loads(path.read_text()))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # of numbers with thousands of digits too, and of endless brackets
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for text in overrides:
         tables = merge(tables, parse_override(text))

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from loadtest.lines import bounded_lines
 from loadtest.records import REQUESTS_FILE, RUN_FILE, SCENARIO_FILE, TIMELINE_FILE, RequestRecord, RunRecord, SystemSample
 from loadtest.scenario import Scenario
 from wire.errors import PacelineError
@@ -50,16 +51,28 @@ class RunDirectory:
     def _lines(self, name: str, kind: type[_Line]) -> Iterator[_Line]:
         decoder = msgspec.json.Decoder(kind)
         self.num_unreadable[name] = 0
-        with (self.path / name).open("rb") as file:
-            for line in file:
-                try:
-                    yield decoder.decode(line)
-                except msgspec.DecodeError:
-                    self.num_unreadable[name] += bool(line.strip())
+        try:
+            with (self.path / name).open("rb") as file:
+                for line in bounded_lines(file):
+                    found = None if line is None else _decoded(decoder, line)
+                    if found is not None:
+                        yield found
+                    else:
+                        self.num_unreadable[name] += line is None or bool(line.strip())
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {self.path / name}: {error}") from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line | None:
+    """None of what is no line of a run."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _record(path: Path) -> RunRecord | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None

@@ -9,6 +9,7 @@ from loadtest.detectors.regression import Comparison, regression, worse
 from loadtest.report import result, spread_figures, theme, time_figures, words
 from loadtest.report.analysis import Analysis, analyse
 from loadtest.report.page import page
+from loadtest.run.output import OutputError
 
 HTML_FILE = "report.html"
 
@@ -28,7 +29,12 @@ def report(directory: Path, baseline: Path | None, say: Callable[[str], None]) -
     before = result.read_measures(_file_of(baseline)) if baseline else None
     analysis = analyse(directory)
     comparisons = regression(before, analysis.headline) if before else []
-    write(analysis, comparisons)
+    try:
+        write(analysis, comparisons)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the report to {directory}: {error}; make room, or copy the run where there is"
+        ) from error
     for line in [*words.sentences(analysis), *words.regression(comparisons)]:
         say(line)
     say(f"written: {directory / result.FILE}, {directory / HTML_FILE}")

@@ -55,7 +55,7 @@ def read_measures(path: Path) -> dict[str, Estimate]:
         if version != SCHEMA_VERSION:
             raise RunDirectoryError(f"{path} has schema_version {version}, this program reads {SCHEMA_VERSION}; make it anew")
         return {row["name"]: Estimate(*(_number(row[part]) for part in ("value", "low", "high"))) for row in ours["measures"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is no report of ours ({error!r}); `paceline bench report DIR` makes one") from error
 
 

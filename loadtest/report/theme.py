@@ -65,8 +65,8 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # Text stays text: a page with six figures is small, can be searched, and uses the reader's font.
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 9.5})
+    # Text stays text: a page with six figures is small, can be searched, and uses the reader's font. Nor is a name a formula.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "paceline", "font.size": 9.5, "text.parse_math": False})
     return Figure(figsize=(width_in, height_in), layout="constrained")
 
 

@@ -18,7 +18,7 @@ from loadtest.run.lanes import Prompts
 from loadtest.run.output import Output
 from loadtest.run.target import Target, find
 from loadtest.scenario import Scenario, locate
-from loadtest.schedule import LanePlan, plan, sources
+from loadtest.schedule import LanePlan, label, plan, sources
 from loadtest.sources import load, open_part
 
 
@@ -47,7 +47,7 @@ def run(
     provenance = Provenance(commit, versions, {name: number for name, number in broken.items() if number})
     for name, number in provenance.num_broken.items():
         print(f"{name}: broken and passed over: {number} (a stretch that cannot be read counts once, however long)")
-    directory = out_dir or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = out_dir or Path("runs") / f"{label(scenario.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     find_target = partial(find, url=url, admin_url=admin_url, model=model, state_dir=state_dir)
     record = uvloop.run(_run(scenario, plans, prompts, find_target, directory, provenance))
     print(summary(record, scenario, directory))

@@ -24,7 +24,7 @@ from loadtest.run.actions import Actions
 from loadtest.run.clock import Clock
 from loadtest.run.lanes import Lanes, Prompts
 from loadtest.run.live import LiveLine
-from loadtest.run.output import Output
+from loadtest.run.output import Output, OutputError
 from loadtest.run.sampler import EVERY_S, Sampler
 from loadtest.run.sender import Sender
 from loadtest.run.tally import Tally
@@ -74,7 +74,15 @@ async def conduct(
             )
             output.write_run(record)
             record = await _Run(scenario, plans, prompts, target, output, session, clock).measure(record)
-    output.write_run(record)
+    return _written(output, record)
+
+
+def _written(output: Output, record: RunRecord) -> RunRecord:
+    """The record as it is on disk, or with the reason why it is not there."""
+    try:
+        output.write_run(record)
+    except OutputError as error:
+        return msgspec.structs.replace(record, is_valid=False, invalid_reasons=[*record.invalid_reasons, str(error)])
     return record
 
 
@@ -141,6 +149,8 @@ class _Run:
                 f"the load tester was busy {busy_share:.0%} of the time, more than {self._scenario.max_busy_share:.0%}: "
                 "what its closed loop measured is itself"
             )
+        if self._output.problem:
+            reasons.append(self._output.problem)
         if self._was_interrupted:
             reasons.append(f"interrupted before its end at {self._scenario.duration_s:g} s")
         if not self._tally.outcomes["ok"]:
@@ -152,9 +162,11 @@ class _Run:
         self._line.see(sample)
 
     async def _flush(self) -> None:
-        while True:
+        """A run of which nothing more can be kept ends."""
+        while self._output.problem is None:
             await asyncio.sleep(EVERY_S)
             self._output.flush()
+        self._lanes.stop()
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ class LiveLine:
 
     @contextmanager
     def _terminal(self, console: Console) -> Iterator[Callable[[], None]]:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         progress = Progress(*columns, console=console, auto_refresh=False)
         task = progress.add_task(self._scenario.name, total=self._scenario.duration_s)
         # No thread of its own: it would take the interpreter from requests that are due.

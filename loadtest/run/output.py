@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -40,26 +41,49 @@ class Output:
         except OSError as error:
             raise OutputError(f"cannot write to {directory}: {error}; give another directory with --out") from error
         self._encoder = msgspec.json.Encoder()
+        self.problem: str | None = None
+        """Why nothing is kept any more, from then on."""
 
     def add_request(self, record: RequestRecord) -> None:
-        self._requests.write(self._encoder.encode(record) + b"\n")
+        self._keep(self._requests, record)
 
     def add_sample(self, sample: SystemSample) -> None:
-        self._timeline.write(self._encoder.encode(sample) + b"\n")
+        self._keep(self._timeline, sample)
+
+    def _keep(self, file: BinaryIO, record: RequestRecord | SystemSample) -> None:
+        if self.problem is None:
+            try:
+                file.write(self._encoder.encode(record) + b"\n")
+            except OSError as error:
+                self._give_up(error)
 
     def flush(self) -> None:
         """To be called once a second: what a killed run has measured until then is kept."""
-        self._requests.flush()
-        self._timeline.flush()
+        if self.problem is None:
+            try:
+                self._requests.flush()
+                self._timeline.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.problem = f"cannot write to {self.directory} any more: {error}; what came since is lost"
 
     def write_run(self, record: RunRecord) -> None:
+        """Raises OutputError; what was there stays."""
         temporary = self.directory / f".{RUN_FILE}.tmp"
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-        temporary.rename(self.directory / RUN_FILE)
+        try:
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+            temporary.rename(self.directory / RUN_FILE)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise OutputError(f"cannot write {self.directory / RUN_FILE}: {error}") from error
 
     def close(self) -> None:
-        self._requests.close()
-        self._timeline.close()
+        for file in (self._requests, self._timeline):
+            with suppress(OSError):  # what `flush` could not write
+                file.close()
 
 
 def as_toml(scenario: Scenario) -> str:
@@ -89,7 +113,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    return key if _BARE_KEY.fullmatch(key) else _text(key)
 
 
 def _value(value: Any) -> str:
@@ -98,4 +122,9 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """JSON is TOML, but for the one control character that JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

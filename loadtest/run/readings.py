@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from loadtest.exposition import ACCEPTED_TOKENS, VERIFY_STEPS, Sample, parse
 from loadtest.records import EngineSample, Swap, SystemSample
@@ -27,6 +28,11 @@ _READ = (VERIFY_STEPS, ACCEPTED_TOKENS, _LEARNER_LOSS, _LEARNER_STEPS, _ROUTED, 
          _PROMPT_TOKENS, _COMPLETION_TOKENS, _PROPOSED, _STOCK_STEPS, _STOCK_PROPOSED, _STOCK_ACCEPTED)  # fmt: skip
 
 
+_MAX_POSITIONS = 1024
+"""Of an engine's proposals; a label beyond is none of an engine's."""
+_MAX_WHOLE = 2.0**53
+
+
 class Page:
     """The few metrics of a page that a sample is made of."""
 
@@ -35,7 +41,8 @@ class Page:
         lines = "\n".join(line for line in text.splitlines() if line.startswith(_READ))
         self._samples: dict[str, list[Sample]] = {}
         for sample in parse(lines):
-            self._samples.setdefault(sample.name, []).append(sample)
+            if isfinite(sample.value):
+                self._samples.setdefault(sample.name, []).append(sample)
 
     def of(self, name: str) -> list[Sample]:
         return self._samples.get(name, [])
@@ -65,11 +72,10 @@ def sample_of(
     swaps: Sequence[Swap],
 ) -> SystemSample:
     """What is absent stays empty: another server than ours has no drafts that learn, and needs no operator."""
-    active = page.value(_ACTIVE)
-    num_steps = page.value(_LEARNER_STEPS)
+    active = _whole(page.value(_ACTIVE))
     return SystemSample(
         at_s=at_s,
-        active_version=int(active) if active is not None else status.active_version if status else None,
+        active_version=active if active is not None else status.active_version if status else None,
         steps=_by_source(page.of(VERIFY_STEPS) or page.of(_STOCK_STEPS)),
         accepted=_accepted(page),
         proposed=_by_source(page.of(_PROPOSED) or page.of(_STOCK_PROPOSED)),
@@ -80,9 +86,13 @@ def sample_of(
         gpu_s=dict(gpu_s),
         engines=_engines(page, status),
         learner_loss=page.value(_LEARNER_LOSS),
-        learner_steps=None if num_steps is None else int(num_steps),
+        learner_steps=_whole(page.value(_LEARNER_STEPS)),
         swaps=list(swaps),
     )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or abs(value) > _MAX_WHOLE else int(value)
 
 
 def _by_source(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
@@ -98,7 +108,9 @@ def _by_source(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
 def _accepted(page: Page) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for sample in page.of(ACCEPTED_TOKENS) or page.of(_STOCK_ACCEPTED):
-        position = int(sample.labels.get("position", 0))
+        label = sample.labels.get("position", "0")
+        if not (label.isdecimal() and len(label) < 5 and (position := int(label)) < _MAX_POSITIONS):
+            continue
         versions = found.setdefault(sample.labels.get("domain", ""), {})
         counts = versions.setdefault(sample.labels.get("draft_version", ""), [])
         counts += [0.0] * (position + 1 - len(counts))

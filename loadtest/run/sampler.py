@@ -8,6 +8,7 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+from loadtest.client import read_at_most
 from loadtest.records import Swap, SystemSample
 from loadtest.run.clock import Clock
 from loadtest.run.gpu_time import GpuTime, busy_shares
@@ -18,6 +19,7 @@ from wire.control import AdminStatus
 
 EVERY_S = 1.0
 _TIMEOUT_S = 5.0
+_MAX_PAGE_BYTES = 32 << 20
 
 
 class Sampler:
@@ -71,7 +73,8 @@ class Sampler:
         try:
             timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
             async with self._session.get(f"{self._target.url}/metrics", timeout=timeout) as response:
-                return await response.text() if response.status == 200 else None
+                page = await read_at_most(response.content, _MAX_PAGE_BYTES + 1)
+                return page.decode() if response.status == 200 and len(page) <= _MAX_PAGE_BYTES else None
         except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
             return None
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from wire.environment import OPERATOR_TOKEN_VARIABLE
 from wire.errors import PacelineError
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"
+_MODELS_TIMEOUT_S = 30.0
 
 
 class TargetError(PacelineError):
@@ -36,8 +38,9 @@ class Admin:
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
             async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
-                content = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                answer = await response.read()
+            content = msgspec.json.decode(answer) if answer.strip() else None
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise TargetError(f"{method} {path}: no answer ({type(error).__name__}: {error})") from error
         if response.status >= 300:
             problem = content.get("error") if isinstance(content, dict) else content
@@ -78,6 +81,8 @@ async def find(
     url = _without_path(url or str(local.get("gateway_url", "")))
     if not url:
         raise TargetError(f"no system runs from {state_dir}; start one with `paceline up`, or give --url")
+    if not url.startswith(("http://", "https://")):
+        raise TargetError(f"{url} is no URL of a server; it begins with http:// or https://")
     is_local = url == local.get("gateway_url")
     token = os.environ.get(OPERATOR_TOKEN_VARIABLE) or (_token(state_dir) if is_local else None)
     admin_url = admin_url or (str(local["admin_url"]) if is_local else None)
@@ -94,10 +99,13 @@ async def find(
 
 async def _first_model(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str:
     try:
-        async with session.get(f"{url}/v1/models", headers=headers) as response:
-            content = await response.json(content_type=None)
+        timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT_S)
+        async with session.get(f"{url}/v1/models", headers=headers, allow_redirects=False, timeout=timeout) as response:
+            if "Location" in response.headers:
+                raise ValueError(f"it redirects to {response.headers['Location']}")
+            content = msgspec.json.decode(await response.read())
         return str(content["data"][0]["id"])
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise TargetError(f"{url}/v1/models names no model ({type(error).__name__}: {error}); is --url right?") from error
 
 

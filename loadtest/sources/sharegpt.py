@@ -72,7 +72,7 @@ def _within(num_bytes: int, texts: list[str]) -> list[str]:
     """As many of the first texts as fit."""
     kept: list[str] = []
     for text in texts:
-        num_bytes -= len(text.encode())
+        num_bytes -= len(text.encode(errors="surrogatepass"))
         if num_bytes < 0:
             break
         kept.append(text)

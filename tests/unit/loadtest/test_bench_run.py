@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from loadtest.mock_engine import Pace
 from loadtest.processes import free_ports, running_process
 from loadtest.recital import MODEL, is_recital
 from loadtest.records import RequestRecord, RunRecord, SystemSample
+from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
 
 SCENARIO = """
@@ -50,9 +53,9 @@ split = "heldout"
 pytestmark = pytest.mark.rig
 
 
-def bench_run(scenario: Path, *words: str) -> subprocess.Popen[str]:
+def bench_run(scenario: Path, *words: str, preexec_fn: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "launch.cli", "bench", "run", str(scenario), *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=preexec_fn)
 
 
 def written(path: Path) -> Path:
@@ -156,3 +159,29 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(tmp_path: Path) -> None:
     assert run_record["was_interrupted"]
     num_lines = len((tmp_path / "out" / "requests.jsonl").read_bytes().splitlines())
     assert num_lines == sum(run_record["num_requests"].values()) > 0
+
+
+def test_a_run_whose_disk_is_full_ends_and_its_report_shows_what_was_kept(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+
+    async def run() -> tuple[int, str]:
+        (port,) = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        argv = [sys.executable, "-m", "loadtest.canned_server", "--port", str(port)]
+        async with running_process(argv, ready_url=f"{url}/v1/models"):
+            scenario = written(tmp_path / "s.toml")
+            scenario.write_text(SCENARIO.replace("duration_s = 3", "duration_s = 600"))
+            words = ["--url", url, "--out", str(tmp_path / "out"), "--set", "action=[]"]
+            process = bench_run(scenario, *words, preexec_fn=limit)
+            output, errors = await asyncio.to_thread(process.communicate)
+            return process.returncode, output + errors
+
+    code, output = asyncio.run(run())
+    assert code == 1, output
+    assert "INVALID: cannot write to" in output
+    assert "File too large" in output
+    said: list[str] = []
+    assert report(tmp_path / "out", None, said.append) == 1
+    assert "File too large" in said[0]
+    assert "0 answered whole" not in said[1]

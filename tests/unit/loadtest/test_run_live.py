@@ -39,7 +39,7 @@ def test_the_line_tells_what_became_of_requests_and_of_the_system() -> None:
     for _ in range(3):
         tally.begin()
     tally.end(record(5.0))
-    tally.end(record(5.0, outcome="truncated", chunk_times_s=[]))
+    tally.end(record(5.0, outcome="truncated", chunk_times_s=[], chunk_token_counts=[]))
     text = line.text()
     for part in ("sent 3", "in flight 1", "ok 1", "truncated 1", "TTFT 251 ms", "lag p99 1.1 ms"):
         assert part in text
@@ -129,3 +129,12 @@ def test_the_last_words_say_what_was_wrong() -> None:
     for part in ("6 requests in 10.0 s: 5 ok, 1 failed", "p99 30.00 ms", "INVALID: it lagged", "runs/n"):
         assert part in text
     assert "drain engine-9 at 1.0 s failed: there is no such engine" in text
+
+
+def test_a_scenarios_name_is_no_markup() -> None:
+    odd = scenario({"phase": [phase({"kind": "poisson", "rate_per_s": 1}, 10.0)]}, name="a [/b] name")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with LiveLine(odd, Tally(odd), Clock()).shown_on(console) as show:
+        show()
+    assert isinstance(console.file, io.StringIO)
+    assert "a [/b] name" in console.file.getvalue()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+from written_run import ENDED, request, write_run
 
+from loadtest.measures.run_directory import RunDirectory
 from loadtest.run.output import Output, OutputError
 from loadtest.scenario import Scenario
 
@@ -58,3 +64,43 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         Output(tmp_path, Scenario.read(path, []))
     with pytest.raises(OutputError, match="cannot write"):
         Output(path / "under-a-file", Scenario.read(path, []))
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """As if the disk were full behind that many bytes of each file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "other", []) / "scenario.toml"
+    output = Output(tmp_path / "run", Scenario.read(path, []))
+    output.write_run(ENDED)
+    with largest_file(20_000):
+        for index in range(100):
+            output.add_request(request(index, at_s=float(index), text="x" * 400))
+        output.flush()
+        assert output.problem is not None
+        assert "File too large" in output.problem
+        output.add_request(request(100, at_s=100.0))
+        output.flush()
+        with pytest.raises(OutputError, match="File too large"):
+            output.write_run(structs.replace(ENDED, model="m" * 30_000))
+        output.close()
+    run = RunDirectory(tmp_path / "run")
+    assert run.record == ENDED
+    assert [one.index for one in run.requests()] == list(range(len(list(run.requests()))))
+    assert run.num_unreadable["requests.jsonl"] <= 1
+    assert sorted(one.name for one in run.path.iterdir()) == ["requests.jsonl", "run.json", "scenario.toml", "timeline.jsonl"]
+
+
+def test_every_character_of_a_name_survives_being_written(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "other", []) / "scenario.toml"
+    odd = Scenario.read(path, ["what=" + '"\\u0001\\u007f\\u2028[/]#"'])
+    Output(tmp_path / "run", odd).close()
+    assert Scenario.read(tmp_path / "run" / "scenario.toml", []) == odd

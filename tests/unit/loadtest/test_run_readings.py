@@ -197,3 +197,21 @@ def test_the_processes_of_a_local_system_are_watched(tmp_path: Path) -> None:
     left = run(scenario(lane), Server(metrics=OURS), tmp_path / "run", system_file=system_file)
     assert all(list(one.cpu_s) == ["gateway"] and one.cpu_s["gateway"] > 0 for one in left.samples)
     assert left.samples
+
+
+def test_what_a_page_cannot_mean_is_left_out() -> None:
+    odd = """
+paceline_active_draft_version NaN
+paceline_learner_steps_total 1e300
+paceline_learner_loss +Inf
+vllm:spec_decode_num_drafts_total{engine="0"} 10
+vllm:spec_decode_num_drafts_total{engine="1"} NaN
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="first"} 6
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="-1"} 6
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="999999999999"} 6
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4
+"""
+    found = sample(odd)
+    assert (found.active_version, found.learner_steps, found.learner_loss) == (None, None, None)
+    assert (found.steps, found.accepted) == ({"": {"": 10.0}}, {"": {"": [0.0, 4.0]}})
+    assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found

@@ -98,3 +98,15 @@ def test_an_absent_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(TrafficError, match="pip install"):
         load()
+
+
+def test_half_a_character_is_broken_wherever_it_stands() -> None:
+    half = "\ud800"
+    bad = [asked(half, ("user", "x")), asked("a", ("user", half)), Prompt("b", ({"role": "user", "content": "x"},), (half,))]
+    source = split([*bad, asked("c", ("user", "x"))], about=by_opening)
+    assert ([one.id for one in source.train + source.heldout], source.num_broken) == (["c"], 3)
+
+
+def test_reading_stops_where_prompts_are_many_and_short() -> None:
+    source = split((Prompt(str(index), ({"role": "user", "content": "x"},)) for index in range(50)), about=by_id, max_prompts=7)
+    assert len(source.train) + len(source.heldout) == 7
