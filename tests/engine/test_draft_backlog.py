@@ -41,33 +41,51 @@ def num_captured_rows(engine: LiveEngine) -> int:
     return sum(span.num_rows for item in list(engine.listener.captured) for span in item.message.spans)
 
 
-def test_proposals_after_a_time_at_depth_zero_are_those_of_an_engine_that_always_speculated(tiny_engine: LiveEngine) -> None:
-    """With few blocks: requests preempt one another, and their blocks change hands."""
-    tiny_engine.settle()
-    tiny_engine.listener.clear()
-    reference = tiny_engine.complete_all(PROMPTS, max_tokens=150, cache_salt="always")
-    num_preempted = tiny_engine.metric("vllm:num_preemptions_total")
-    paused: list[list[Completion]] = []
+def after_a_pause(engine: LiveEngine, prompts: list[str], salt: str, num_rows: int) -> list[Completion]:
+    """Completions begun at K = 0, which becomes 3 once so many of their rows are computed."""
+    engine.settle()
     try:
         with ThreadPoolExecutor(1) as pool:
-            for num_rows in (300, 500, 700, 900):
-                tiny_engine.settle()
-                tiny_engine.set_depth(0)
-                before = num_captured_rows(tiny_engine)
-                salt = f"paused {num_rows}"
-                running = pool.submit(tiny_engine.complete_all, PROMPTS, max_tokens=150, cache_salt=salt)
-                wait_until(lambda until=before + num_rows: num_captured_rows(tiny_engine) >= until)
-                tiny_engine.set_depth(3)
-                paused.append(running.result())
+            engine.set_depth(0)
+            until = num_captured_rows(engine) + num_rows
+            running = pool.submit(engine.complete_all, prompts, max_tokens=150, cache_salt=salt)
+            wait_until(lambda: num_captured_rows(engine) >= until)
+            engine.set_depth(3)
+            return running.result()
     finally:
-        tiny_engine.set_depth(3)
+        engine.set_depth(3)
+
+
+def test_proposals_after_a_time_at_depth_zero_are_those_of_an_engine_that_always_speculated(tiny_engine: LiveEngine) -> None:
+    prompts = PROMPTS[:4]
     tiny_engine.settle()
-    assert tiny_engine.metric("vllm:num_preemptions_total") > num_preempted
-    for completions in paused:
-        assert [each.token_ids for each in completions] == [each.token_ids for each in reference]
-        equal, compared = agreement(tiny_engine, completions, reference)
+    tiny_engine.listener.clear()
+    reference = tiny_engine.complete_all(prompts, max_tokens=150, cache_salt="always")
+    for num_rows in (150, 250, 350, 450):
+        paused = after_a_pause(tiny_engine, prompts, f"paused for {num_rows}", num_rows)
+        tiny_engine.settle()
+        assert [each.token_ids for each in paused] == [each.token_ids for each in reference]
+        equal, compared = agreement(tiny_engine, paused, reference)
         assert compared >= 30
         assert equal == compared
+
+
+def test_blocks_that_change_hands_at_depth_zero_change_no_token_and_hardly_a_proposal(tiny_engine: LiveEngine) -> None:
+    """Few blocks: requests preempt one another. A prompt in chunks, as of one that was preempted, costs stock vLLM a few rows:
+    at a chunk's end it takes the prompt's last token for the next one. Without what was put off, some 15 % differ.
+    """
+    tiny_engine.settle()
+    tiny_engine.listener.clear()
+    reference = tiny_engine.complete_all(PROMPTS, max_tokens=150, cache_salt="always many")
+    num_preempted = tiny_engine.metric("vllm:num_preemptions_total")
+    for num_rows in (300, 500, 700):
+        paused = after_a_pause(tiny_engine, PROMPTS, f"many paused for {num_rows}", num_rows)
+        tiny_engine.settle()
+        assert [each.token_ids for each in paused] == [each.token_ids for each in reference]
+        equal, compared = agreement(tiny_engine, paused, reference)
+        assert compared >= 100
+        assert equal >= 0.97 * compared
+    assert tiny_engine.metric("vllm:num_preemptions_total") > num_preempted
 
 
 def test_a_prefix_cached_at_depth_zero_is_as_good_as_any(tiny_engine: LiveEngine) -> None:
