@@ -72,7 +72,7 @@ def test_proposals_after_a_time_at_depth_zero_are_those_of_an_engine_that_always
 
 def test_blocks_that_change_hands_at_depth_zero_change_no_token_and_hardly_a_proposal(tiny_engine: LiveEngine) -> None:
     """Few blocks: requests preempt one another. A prompt in chunks, as of one that was preempted, costs stock vLLM a few rows:
-    at a chunk's end it takes the prompt's last token for the next one. Without what was put off, some 15 % differ.
+    at a chunk's end it takes the prompt's last token for the next one.
     """
     tiny_engine.settle()
     tiny_engine.listener.clear()
