@@ -41,7 +41,7 @@ def set_depth(core: Any, depth: int | list[int] | None) -> list[int]:
 def spare_questions(core: Any) -> None:
     """Let a core without overlapping steps ask for proposals only after steps that made some.
 
-    It asks where `check_for_draft_tokens` is set, by a call to its workers that takes as long as starting a step. What a
+    It asks where `check_for_draft_tokens` is set, by one more call to its workers, and waits for the answer. What a
     request had proposed before is used up or cleared when its next step is scheduled, so at K = 0 no answer is missed.
     """
     schedule = core.scheduler.schedule
