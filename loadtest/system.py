@@ -32,6 +32,8 @@ _FREE_PORTS = ("gateway.port=0", "gateway.admin_port=0")
 Value = TypeVar("Value")
 OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
 SPECULATION = ("--speculative-config",)
+LONE_ENGINE_TOKEN = "lone-engine"
+"""Opens the private routes of an engine started alone."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ async def lone_engine(
     plan = planned(up_arguments, settings)
     spec = next(spec for spec in plan["processes"] if spec["role"] == "engine")
     argv = without_options(spec["argv"], without)
-    env = os.environ | spec["env"] | {ENGINE_TOKEN_VARIABLE: "lone-engine"}
+    env = os.environ | spec["env"] | {ENGINE_TOKEN_VARIABLE: LONE_ENGINE_TOKEN}
     if without:
         env["VLLM_PLUGINS"] = ""
     url = plan["engines"][0]["url"]

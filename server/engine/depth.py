@@ -3,6 +3,8 @@
 vLLM has no setter for K. An engine started with a schedule keeps a lookup table in its scheduler; a utility method on
 EngineCore runs between steps and may change the table's values. Under async scheduling the scheduler also places the
 placeholders from the same table, so this is the one place that is right for both runners.
+
+After each step the core also asks its workers for proposals, K = 0 or not; at K = 0 that question is spared.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ def set_depth(core: Any, depth: int | list[int] | None) -> list[int]:
     Raises ValueError for a K outside 0..num_speculative_tokens and for a table of another length, RuntimeError where the
     engine has no schedule.
     """
+    spare_questions(core)
     scheduler = core.scheduler
     table: list[int] | None = scheduler.dynamic_sd_lookup
     if table is None:
@@ -33,6 +36,25 @@ def set_depth(core: Any, depth: int | list[int] | None) -> list[int]:
                 raise ValueError(f"depth must lie in 0..{scheduler.num_spec_tokens}, got {each}")
         table[1:] = depths
     return table[1:]
+
+
+def spare_questions(core: Any) -> None:
+    """Let a core without overlapping steps ask for proposals only after steps that made some.
+
+    It asks where `check_for_draft_tokens` is set, by one more call to its workers, and waits for the answer. What a
+    request had proposed before is used up or cleared when its next step is scheduled, so at K = 0 no answer is missed.
+    """
+    schedule = core.scheduler.schedule
+    if core.async_scheduling or core.batch_queue is not None or getattr(schedule, "spares_questions", False):
+        return
+
+    def shadow(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        core.check_for_draft_tokens = output.num_spec_tokens_to_schedule > 0
+        return output
+
+    shadow.spares_questions = True  # type: ignore[attr-defined]
+    core.scheduler.schedule = shadow
 
 
 def install() -> None:

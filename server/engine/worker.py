@@ -15,6 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from server.engine import mends
 from server.engine.capture import Capture
 from server.engine.digest import model_digest
+from server.engine.draft_backlog import DraftBacklog
 from server.engine.kv_layout import kv_layout
 from server.engine.kv_store_version import follow_target_version
 from server.engine.pin import require_pinned_vllm
@@ -52,6 +53,8 @@ class PacelineWorker(_Base):
         self._spec = self._resolve_spec()
         self._install_weights(store, active)
         follow_target_version(lambda: self._weights.versions[TARGET])
+        # Before the capture, whose clock so counts what is put off in the step that makes up for it.
+        self._backlog = DraftBacklog(self.model_runner) if DraftBacklog.suits(self.model_runner) else None
         self._capture = Capture(
             self.model_runner,
             config,
@@ -72,7 +75,7 @@ class PacelineWorker(_Base):
                 "rank": self.rank,
                 "pid": os.getpid(),
                 "runner": self._capture.runner_name,
-                "parts": ["capture", "weights", *self._mends],
+                "parts": ["capture", "weights", *(["draft_backlog"] if self._backlog else []), *self._mends],
                 "draft_version": self._weights.versions[DRAFT],
                 "target_version": self._weights.versions[TARGET],
                 "staged_versions": self._weights.stages[DRAFT].versions(),

@@ -1,4 +1,5 @@
-"""A worker for tests: fails half-way through loading a draft when asked to, keeps the draft's last logits, takes other targets."""
+"""A worker for tests: fails half-way through loading a draft when asked to, keeps the draft's last logits, counts its forwards,
+takes other targets."""
 
 from __future__ import annotations
 
@@ -40,6 +41,15 @@ class ProbeCpuWorker(PacelineCpuWorker):
             return logits
 
         draft.load_weights, draft.compute_logits = load_half, keep_logits
+        self._draft_work = {"forwards": 0, "rows": 0, "questions": 0}
+        forward = draft.forward
+
+        def count_forward(input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._draft_work["forwards"] += 1
+            self._draft_work["rows"] += len(input_ids)
+            return forward(input_ids, *args, **kwargs)
+
+        draft.forward = count_forward
 
     def probe_update_target(self, version: int, directory: str) -> None:
         """Put other target weights under the engine, as a target update will: no salt, no checks, no way back."""
@@ -51,6 +61,15 @@ class ProbeCpuWorker(PacelineCpuWorker):
     def probe_fail_next_load(self) -> bool:
         self._fails_next_load = True
         return True
+
+    def take_draft_token_ids(self) -> Any:
+        self._draft_work["questions"] += 1
+        return super().take_draft_token_ids()
+
+    def probe_take_draft_work(self) -> dict[str, int]:
+        """Since the last call: the draft's forwards, their rows, and how often the core asked for proposals."""
+        taken, self._draft_work = self._draft_work, dict.fromkeys(self._draft_work, 0)
+        return taken
 
     def probe_take_draft_logits(self) -> list[list[float]]:
         """Logits of the first request of each draft forward since the last call, -inf as -1e30."""

@@ -15,6 +15,7 @@ import vllm
 import server.engine
 from server.engine import mends, pin, requests, runner_v1, runner_v2
 from server.engine.depth import UTILITY
+from server.engine.draft_backlog import DraftBacklog
 from server.engine.plugin import WEIGHT_BACKEND, register
 
 VLLM = Path(vllm.__file__).parent
@@ -145,6 +146,64 @@ def test_the_scheduler_keeps_its_depth_table_where_we_write() -> None:
     assert parameters(AsyncMPClient.call_utility_async) == ["self", "method", "args"]
     register()
     assert hasattr(EngineCore, UTILITY)
+
+
+def test_the_draft_runs_at_depth_zero_as_the_backlog_puts_it_off() -> None:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert parameters(GPUModelRunner.propose_draft_token_ids) == parameters(DraftBacklog._shadow_propose)
+    assert "self.propose_draft_token_ids(" in inspect.getsource(GPUModelRunner.sample_tokens)
+    passed = {
+        "num_speculative_tokens",
+        "target_token_ids",
+        "target_positions",
+        "target_hidden_states",
+        "next_token_ids",
+        "token_indices_to_sample",
+        "common_attn_metadata",
+        "sampling_metadata",
+    }
+    taken = inspect.signature(SpecDecodeBaseProposer.propose).parameters
+    assert passed <= set(taken)
+    required = {name for name, parameter in taken.items() if parameter.default is inspect.Parameter.empty}
+    assert required - passed == {"self"}
+    source = inspect.getsource(SpecDecodeBaseProposer.propose)
+    assert "if self.num_speculative_tokens == 0:" in source
+    inputs = inspect.getsource(SpecDecodeBaseProposer.set_inputs_first_pass)
+    assert "self.input_ids[: num_tokens - 1] = target_token_ids[1:]" in inputs
+    assert "self.input_ids[token_indices_to_sample] = next_token_ids" in inputs
+    replaced = {
+        "query_start_loc",
+        "query_start_loc_cpu",
+        "seq_lens",
+        "num_actual_tokens",
+        "max_query_len",
+        "slot_mapping",
+        "positions",
+    }
+    assert replaced <= {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
+    runner = inspect.getsource(GPUModelRunner)
+    for attribute in ("self.use_async_scheduling", "self.use_aux_hidden_state_outputs", "self.positions", "self.uses_mrope"):
+        assert attribute in runner, attribute
+    drafter = inspect.getsource(SpecDecodeBaseProposer)
+    for attribute in ("self.needs_extra_input_slots", "self.uses_mrope", "self.max_num_tokens"):
+        assert attribute in drafter, attribute
+
+
+def test_the_core_asks_for_proposals_where_its_flag_says_so() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+
+    source = inspect.getsource(EngineCore.post_step)
+    assert "if self.check_for_draft_tokens and not self.async_scheduling" in source
+    assert "self.scheduler.schedule(" in inspect.getsource(EngineCore.step)
+    source = inspect.getsource(EngineCore.__init__)
+    for attribute in ("self.check_for_draft_tokens =", "self.async_scheduling =", "self.batch_queue"):
+        assert attribute in source, attribute
+    # What was proposed before is cleared as its request is scheduled, so no answer is missed at K = 0.
+    assert "request.spec_token_ids = []" in inspect.getsource(Scheduler.schedule)
 
 
 def test_a_constant_schedule_keeps_the_scheduler_from_padding() -> None:

@@ -19,6 +19,7 @@ from waiting import wait_until
 
 from loadtest.bars import command, commits, learning, spoiled
 from loadtest.bars.load import Load
+from loadtest.bars.lone_engines import Sides
 from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
 from loadtest.client import StreamResult
 from loadtest.statistics import CommitGaps
@@ -58,6 +59,14 @@ def test_every_bar_names_a_function_that_exists(entry: Bar) -> None:
 )
 def test_a_value_meets_its_bar_or_not(comparison: str, value: float | None, is_met: bool) -> None:
     assert bar(comparison).is_met(value) is is_met
+
+
+def test_sides_are_compared_round_by_round_with_both_engines_of_each() -> None:
+    sides = Sides(ours=[90.0, 110.0, 47.0, 49.0], stock=[100.0, 100.0, 52.0, 48.0])
+    ratio = sides.ratio()
+    assert ratio.num_pairs == 2
+    assert ratio.mean == pytest.approx((1.0 + 0.96) / 2)
+    assert sides.detail()["cost_pct"] == pytest.approx(2.0)
 
 
 def test_bars_are_chosen_by_part_or_name() -> None:
