@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from drafter.draft import Draft, draft_from_tensors, draft_tensors
+from drafter.draft import MAP_NAME, Draft, draft_from_tensors, draft_tensors
 from drafter.geometry import geometry_of_draft, vllm_config
 from drafter.target import TargetParts
+from drafter.vocabulary import DraftVocabulary
 from wire.artifact import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -85,6 +86,20 @@ def load_draft(store: DraftStore, version: int, spec: CaptureSpec, target: Targe
     if draft.head.vocabulary.sha256 != manifest.d2t_sha256:
         raise ArtifactError(f"draft {version}: its vocabulary map is not the one its manifest names")
     return draft
+
+
+def read_vocabulary(store: DraftStore, version: int) -> DraftVocabulary:
+    """The vocabulary map of a version alone, checked against its manifest; raises ArtifactError."""
+    manifest = store.manifest(version)
+    try:
+        with safe_open(store.directory(version) / WEIGHTS_FILE, framework="pt") as opened:
+            offsets_U = opened.get_tensor(MAP_NAME)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"draft {version}: cannot read its vocabulary map: {error}") from error
+    vocabulary = DraftVocabulary.from_offsets(offsets_U, manifest.spec.vocab_size)
+    if vocabulary.sha256 != manifest.d2t_sha256:
+        raise ArtifactError(f"draft {version}: its vocabulary map is not the one its manifest names")
+    return vocabulary
 
 
 def read_config(directory: Path, *, who: str) -> dict[str, Any]:

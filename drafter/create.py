@@ -1,4 +1,4 @@
-"""Making drafts: at random, from an EAGLE-3 checkpoint, and copies for use elsewhere. The command line calls these.
+"""Making drafts: at random, from an EAGLE-3 checkpoint, with a larger vocabulary, and copies for use elsewhere. The command line calls these.
 
 Shape letters: V target vocabulary, D hidden.
 """
@@ -6,15 +6,18 @@ Shape letters: V target vocabulary, D hidden.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
-from drafter.artifact import publish_draft, read_tensors
+from drafter.artifact import load_draft, publish_draft, read_tensors
 from drafter.draft import Draft, draft_from_tensors
 from drafter.geometry import geometry_for_target, geometry_of_draft
 from drafter.head import Head
 from drafter.initialise import random_core
+from drafter.model import DraftCore
 from drafter.published import read_published_config
 from drafter.target import TargetParts, load_target_parts
 from drafter.vocabulary import choose_vocabulary, control_token_ids
@@ -47,6 +50,43 @@ def import_draft(store: DraftStore, spec: CaptureSpec, target_dir: Path, checkpo
     draft, layout = checkpoint_draft(spec, target_dir, load_target_parts(target_dir), checkpoint)
     source = DraftSource(format=layout, path=str(checkpoint.absolute()), weights_revision=weights_revision(checkpoint))
     return publish_draft(store, draft, spec, origin="imported", source=source)
+
+
+def grow_draft(store: DraftStore, version: int, spec: CaptureSpec, target_dir: Path) -> int:
+    """Publish a version anew with a head of `spec.draft_vocab_size` tokens, more than it had, and return its new number.
+
+    The core is the same. The tokens are those it had and low ids besides, until a learner chooses by traffic. Raises
+    ArtifactError where its head is not made of the target's rows or would shrink, SpecMismatch where more than the size differs.
+    """
+    manifest = store.manifest(version)
+    size = manifest.spec.draft_vocab_size
+    if spec.draft_vocab_size < size:
+        raise ArtifactError(
+            f"draft {version} proposes {size} tokens, draft.vocab_size is {spec.draft_vocab_size}: a draft can grow, not shrink; "
+            f"set draft.vocab_size to {size} or more, or begin in another directory (--set state.dir=DIR)"
+        )
+    spec.require(msgspec.structs.replace(manifest.spec, draft_vocab_size=spec.draft_vocab_size), who=f"draft {version}")
+    target = load_target_parts(target_dir)
+    draft = load_draft(store, version, manifest.spec, target)
+    if not draft.head.is_target_rows:
+        raise ArtifactError(
+            f"draft {version} brings head rows of its own for {size} tokens and has none for others; set draft.vocab_size={size}"
+        )
+    known_V = torch.zeros(spec.vocab_size)
+    known_V[draft.head.vocabulary.ids_U] = 1.0
+    vocabulary = choose_vocabulary(known_V, control_token_ids(target_dir), spec.draft_vocab_size)
+    core = DraftCore(replace(draft.core.geometry, draft_vocab_size=spec.draft_vocab_size))
+    core.load_state_dict(draft.core.state_dict())
+    return publish_draft(
+        store,
+        Draft(core, Head.of_target(vocabulary, target.head_VD)),
+        spec,
+        origin=manifest.origin,
+        parent=version,
+        source=manifest.source,
+        training=manifest.training,
+        gate=manifest.gate,
+    )
 
 
 def checkpoint_draft(spec: CaptureSpec, target_dir: Path, target: TargetParts, checkpoint: Path) -> tuple[Draft, str]:

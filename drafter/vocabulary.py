@@ -20,6 +20,8 @@ from torch import Tensor
 from wire.errors import ArtifactError, ConfigError
 from wire.spec import read_model_config
 
+WANTED_COVERAGE = 0.98
+"""Of what the target says in each domain; a draft cannot have a token accepted that it cannot propose."""
 _ID_KEYS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
@@ -60,20 +62,50 @@ class DraftVocabulary:
         return cls(offsets_U + torch.arange(offsets_U.numel()), vocab_size)
 
 
-def choose_vocabulary(counts_V: Tensor, control_ids: Sequence[int], size: int) -> DraftVocabulary:
-    """The `size` ids to propose: control ids always, then by observed count, unseen ones by id.
+def choose_vocabulary(
+    counts_V: Tensor, control_ids: Sequence[int], size: int, domain_counts: Sequence[Tensor] = ()
+) -> DraftVocabulary:
+    """The `size` ids to propose: control ids always, then what each domain needs, then by count, unseen ones by id.
 
-    counts_V [V]: how often the target emitted each token. A BPE id is the age of its merge, so low ids stand in for
-    frequency where nothing was observed (a prior, not a ranking of the traffic). Deterministic.
+    counts_V [V]: how often the target emitted each token; domain_counts: the same for each domain whose coverage counts, each [V].
+    What domains need goes in by the share each has covered by then, so where the size is too small for all of it they are covered
+    alike. A BPE id is the age of its merge, so low ids stand in for frequency where nothing was observed (a prior, not a
+    ranking of the traffic). Deterministic.
     """
     vocab_size = counts_V.numel()
     if not 0 < size <= vocab_size:
         raise ConfigError(f"a draft vocabulary of {size} does not fit a target vocabulary of {vocab_size}")
-    rank_V = counts_V.to(torch.float64).clone()
-    forced = sorted({token for token in control_ids if 0 <= token < vocab_size})[:size]
-    rank_V[forced] = float("inf")
+    counts_V = counts_V.to(torch.float64)
+    level_V = _needed_at(domain_counts, vocab_size)
+    rank_V = torch.where(level_V < WANTED_COVERAGE, 2.0 - level_V, counts_V / (counts_V.max() + 1.0))
+    rank_V[_forced(control_ids, vocab_size)[:size]] = float("inf")
     order_V = torch.sort(rank_V, descending=True, stable=True).indices
     return DraftVocabulary(order_V[:size].sort().values, vocab_size)
+
+
+def wanted_size(control_ids: Sequence[int], domain_counts: Sequence[Tensor], vocab_size: int) -> int:
+    """Ids of a vocabulary that has the control ids and covers WANTED_COVERAGE of what was counted in each domain.
+
+    A lower bound: tokens that were not said yet take more.
+    """
+    is_wanted_V = _needed_at(domain_counts, vocab_size) < WANTED_COVERAGE
+    is_wanted_V[_forced(control_ids, vocab_size)] = True
+    return int(is_wanted_V.sum())
+
+
+def _needed_at(domain_counts: Sequence[Tensor], vocab_size: int) -> Tensor:
+    """Of every id [V], the least share of a domain that its more frequent tokens cover; 1 where none says it."""
+    level_V = torch.ones(vocab_size, dtype=torch.float64)
+    for counts_V in domain_counts:
+        said_V, order_V = torch.sort(counts_V.to(torch.float64), descending=True, stable=True)
+        num_said = int((said_V > 0).sum())
+        covered = (said_V.cumsum(0) - said_V)[:num_said] / said_V.sum()
+        level_V[order_V[:num_said]] = torch.minimum(level_V[order_V[:num_said]], covered)
+    return level_V
+
+
+def _forced(control_ids: Sequence[int], vocab_size: int) -> list[int]:
+    return sorted({token for token in control_ids if 0 <= token < vocab_size})
 
 
 def coverage(counts_V: Tensor, vocabulary: DraftVocabulary) -> float:
@@ -83,11 +115,25 @@ def coverage(counts_V: Tensor, vocabulary: DraftVocabulary) -> float:
 
 
 def better_vocabulary(
-    counts_V: Tensor, control_ids: Sequence[int], present: DraftVocabulary, min_gain: float
+    counts_V: Tensor,
+    control_ids: Sequence[int],
+    present: DraftVocabulary,
+    min_gain: float,
+    domain_counts: Sequence[Tensor] = (),
 ) -> DraftVocabulary | None:
-    """The vocabulary of the same size that the counts ask for; None where it would not add more than `min_gain` coverage."""
-    chosen = choose_vocabulary(counts_V, control_ids, present.ids_U.numel())
-    return chosen if coverage(counts_V, chosen) - coverage(counts_V, present) > min_gain else None
+    """The vocabulary of the same size that the counts ask for; None where it would not add more than `min_gain` coverage.
+
+    That of the worst domain, up to WANTED_COVERAGE, or that of all together at no domain's cost.
+    """
+    chosen = choose_vocabulary(counts_V, control_ids, present.ids_U.numel(), domain_counts)
+    worst_gain = _worst_coverage(domain_counts, chosen) - _worst_coverage(domain_counts, present)
+    gain = coverage(counts_V, chosen) - coverage(counts_V, present)
+    return chosen if worst_gain > min_gain or (worst_gain >= 0 and gain > min_gain) else None
+
+
+def _worst_coverage(domain_counts: Sequence[Tensor], vocabulary: DraftVocabulary) -> float:
+    """Up to WANTED_COVERAGE."""
+    return min([WANTED_COVERAGE, *(coverage(counts_V, vocabulary) for counts_V in domain_counts)])
 
 
 def control_token_ids(target_dir: Path) -> list[int]:

@@ -39,7 +39,7 @@ class DraftSettings(Config):
     num_speculative_tokens: int = Field(3, ge=1, le=16)
     """K, tokens proposed per verify step."""
     vocab_size: int = Field(8192, ge=1)
-    """Rows of the draft's head; smaller than the target's vocabulary."""
+    """Rows of the draft's head, the tokens it can propose; smaller than the target's vocabulary. Raised, existing drafts grow."""
     aux_layer_ids: tuple[int, ...] | None = None
     """Target layers the draft reads; vLLM's EAGLE-3 default where absent."""
     checkpoint: Path | None = None

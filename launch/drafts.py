@@ -24,7 +24,7 @@ def init(config: SystemConfig) -> int:
         return import_checkpoint(config, config.draft.checkpoint)
     from drafter.create import create_random_draft
 
-    target_dir, spec = _target(config)
+    target_dir, spec = target_and_spec(config)
     store = DraftStore(config.state.directory)
     return _first_serves(store, create_random_draft(store, spec, target_dir, config.draft.seed))
 
@@ -36,12 +36,12 @@ def import_checkpoint(config: SystemConfig, checkpoint: Path) -> int:
     """
     from drafter.create import import_draft
 
-    target_dir, spec = _target(config)
+    target_dir, spec = target_and_spec(config)
     store = DraftStore(config.state.directory)
     return _first_serves(store, import_draft(store, spec, target_dir, checkpoint))
 
 
-def _target(config: SystemConfig) -> tuple[Path, CaptureSpec]:
+def target_and_spec(config: SystemConfig) -> tuple[Path, CaptureSpec]:
     target_dir = models.resolve(config.target.path, lambda _what, _share: None)
     spec = resolve_capture_spec(
         target_dir,

@@ -15,6 +15,7 @@ import psutil
 from launch import drafts, host, models, provenance
 from launch.attempt import Attempt
 from launch.config import SystemConfig
+from launch.grow import of_another_size
 from launch.plan import ProcessSpec, SystemPlan, make_plan
 from launch.rundir import LaunchError, RunDir, Tokens, make_tokens, write_private
 from launch.supervise import Supervisor
@@ -137,19 +138,13 @@ def write_run_files(plan: SystemPlan, config: SystemConfig, tokens: Tokens) -> N
 
 
 def ensure_draft(config: SystemConfig, report: Report) -> None:
-    """A draft that engines can load: an active pointer, a floor, and an artifact behind them. Raises LaunchError.
-
-    Creating a draft imports torch; a child does it so that the supervisor stays small.
-    """
+    """A draft that engines can load: an active pointer, a floor, and an artifact behind them. Raises LaunchError."""
     store = DraftStore(config.state.directory)
     if not store.versions():
         origin = f"from {config.draft.checkpoint}" if config.draft.checkpoint else "at random"
         report(f"no draft yet: making one {origin}")
-        run_dir = RunDir(config.state.directory)
-        command = [sys.executable, "-m", "launch.cli", "draft", "init", "--resolved", str(run_dir.role_file("system-config"))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise LaunchError(f"`paceline draft init` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
+        resolved = RunDir(config.state.directory).role_file("system-config")
+        _run_child("launch.cli", "draft", "init", "--resolved", str(resolved))
     versions = store.versions()
     if not versions:
         raise LaunchError(f"`paceline draft init` left no draft in {store.root}")
@@ -157,6 +152,27 @@ def ensure_draft(config: SystemConfig, report: Report) -> None:
         store.set_active(versions[-1])
     if store.floor() not in versions:
         store.set_floor(versions[0])
+    grow_drafts(config, store, report)
+
+
+def grow_drafts(config: SystemConfig, store: DraftStore, report: Report) -> None:
+    """The floor and the active draft get as many tokens as `draft.vocab_size` says. Raises LaunchError."""
+    try:
+        versions = of_another_size(store, config.draft.vocab_size)
+    except ArtifactError:
+        return  # unreadable: what happens to it is told before an engine starts
+    for version in versions:
+        report(f"draft {version} grows to {config.draft.vocab_size} tokens (draft.vocab_size) and keeps what it learned")
+    if versions:
+        _run_child("launch.grow", str(RunDir(config.state.directory).role_file("system-config")))
+
+
+def _run_child(module: str, *arguments: str) -> None:
+    """What imports torch runs in a child, so that the supervisor stays small. Raises LaunchError."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        command = "paceline" if module == "launch.cli" else f"python -m {module}"
+        raise LaunchError(f"`{command} {' '.join(arguments[:2])}` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
 
 
 def repair_before_engine(spec: ProcessSpec, store: DraftStore, report: Report) -> None:

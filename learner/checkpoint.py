@@ -72,7 +72,8 @@ def load_checkpoint(path: Path, spec: CaptureSpec) -> tuple[dict[str, Tensor], P
             if progress.schema_version != SCHEMA_VERSION:
                 log.warning("checkpoint has schema %d, this release %d: starting anew", progress.schema_version, SCHEMA_VERSION)
                 return None
-            spec.require(progress.spec, who="the checkpoint")
+            # The core is the same with a draft vocabulary of any size.
+            spec.require(msgspec.structs.replace(progress.spec, draft_vocab_size=spec.draft_vocab_size), who="the checkpoint")
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, msgspec.DecodeError, WireError, ValueError, RuntimeError) as error:
         log.warning("cannot use the checkpoint, starting anew: %s", error)

@@ -37,6 +37,9 @@ class ReplaySettings(Config):
     """Capture messages waiting in the learner; then the engine drops and counts."""
     max_queued_bytes: int = Field(256 * 1024 * 1024, ge=1)
     """Of their tensors; one message that alone is larger is still taken."""
+    max_age_s: float | None = Field(None, gt=0.0)
+    """Captured requests are forgotten that long after, in memory and on disk; only newer ones and the bounds above push them out where
+    absent. What a draft has learned of them stays."""
     on_disk: bool = True
     """Keep requests in the state directory too, so that a restarted learner remembers them."""
 

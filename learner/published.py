@@ -24,6 +24,13 @@ class PublishedDrafts:
         self._store, self._evaluator, self._spec, self._target = store, evaluator, spec, target
         self._held: dict[int, Draft] = {}
 
+    def fits(self, version: int) -> bool:
+        """Whether the engines of this system can load it: not after their draft was given another size."""
+        try:
+            return self._store.manifest(version).spec == self._spec
+        except ArtifactError:
+            return False
+
     def scores(self, version: int, requests: Sequence[CapturedRequest]) -> dict[str, Score] | None:
         """Scores by request key; None (logged) where the draft cannot be used."""
         if self._evaluator.knows(version, requests):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ from learner.config import ReplaySettings
 from learner.request import CapturedRequest, is_held_out
 
 OTHER_GROUP = "other"
+_FEWEST_DOMAIN_TOKENS = 1000
 _FRESH_SHARE, _COUNTED_SHARE = 0.5, 0.1
 """Of what has come so far, that is fresh, and that stays so once it is counted: a young draft learns from nearly all there is."""
 
@@ -208,7 +209,7 @@ class Replay:
         if is_held_out(request.prompt_key, self._settings.holdout_share):
             gone = [lost for old in self.held_out.add(request) for lost in self.anchors.offer(old)]
             return [lost.key for lost in gone]
-        self.counts_V += completion_counts(request, self.counts_V.numel())
+        self.counts_V += token_counts([request], self.counts_V.numel())
         self.num_tokens_distinct += request.num_tokens
         self.fresh.max_tokens = self._fresh_tokens(_FRESH_SHARE)
         is_too_large = request.size_tokens > self.fresh.max_tokens
@@ -230,6 +231,16 @@ class Replay:
         self._forget_plans({lost.key for lost in gone})
         return [lost.key for lost in gone]
 
+    def domain_counts(self) -> dict[str, Tensor]:
+        """How often each token was emitted [V], by group; of the largest groups, those that tell enough to choose tokens by."""
+        groups: dict[str, list[CapturedRequest]] = {}
+        for request in self.trainable():
+            groups.setdefault(request.group, []).append(request)
+        sizes = {name: sum(request.num_tokens for request in group) for name, group in groups.items()}
+        largest = sorted(sizes, key=lambda name: -sizes[name])[: self._settings.max_groups]
+        telling = [name for name in largest if sizes[name] >= _FEWEST_DOMAIN_TOKENS]
+        return {name: token_counts(groups[name], self.counts_V.numel()) for name in telling}
+
     def draw(self, num_tokens: int) -> list[CapturedRequest]:
         """Requests of at least `num_tokens` in all, in passes: each is drawn once before one is drawn again.
 
@@ -248,8 +259,12 @@ class Replay:
             total += request.num_tokens
         return drawn
 
+    def captured_before(self, time_s: float) -> set[str]:
+        """Keys of the requests captured before that Unix time."""
+        return {request.key for request in self.everything() if request.captured_at_s < time_s}
+
     def drop(self, keys: Collection[str]) -> None:
-        """Forget requests, on whichever side, that made a step or a judgement fail."""
+        """Forget requests, on whichever side they are."""
         self.fresh.remove(keys)
         self.recent.remove(keys)
         self.reservoir.remove(keys)
@@ -282,8 +297,15 @@ class Replay:
         return bool(self._order)
 
 
-def completion_counts(request: CapturedRequest, vocab_size: int) -> Tensor:
-    """How often each token was emitted in a request, [V]."""
+def emitted_tokens(request: CapturedRequest) -> Tensor:
+    """The tokens of a completion that were captured, in order."""
     rows = request.rows
-    emitted = rows.next_tokens_T[rows.positions_T >= rows.num_prompt_tokens - 1]
-    return torch.bincount(emitted[emitted >= 0], minlength=vocab_size)[:vocab_size].float()
+    tokens = rows.next_tokens_T[rows.positions_T >= rows.num_prompt_tokens - 1]
+    return tokens[tokens >= 0]
+
+
+def token_counts(requests: Sequence[CapturedRequest], vocab_size: int) -> Tensor:
+    """How often each token was emitted in these requests, at least one, [V]."""
+    return torch.bincount(torch.cat([emitted_tokens(request) for request in requests]), minlength=vocab_size)[
+        :vocab_size
+    ].float()

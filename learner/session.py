@@ -1,7 +1,4 @@
-"""LearningSession: the parts of a running learner, and the few decisions that need more than one of them.
-
-Shape letters: D hidden, V target vocabulary.
-"""
+"""LearningSession: the parts of a running learner, and the few decisions that need more than one of them."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ import torch
 from drafter.artifact import load_draft
 from drafter.batch import NoAnchor
 from drafter.draft import Draft
-from drafter.head import Head
 from drafter.target import TargetParts, load_target_parts
-from drafter.vocabulary import better_vocabulary, control_token_ids, coverage
+from drafter.vocabulary import control_token_ids
 from learner.admin import AdminClient
 from learner.archive import RequestArchive
 from learner.assemble import Assembler
 from learner.config import LearnerConfig, TrainSettings
+from learner.coverage import CoverageMeter
 from learner.evaluate import Evaluator
 from learner.history import History
 from learner.publisher import Publisher
@@ -33,6 +30,7 @@ from learner.reporter import Reporter
 from learner.request import CapturedRequest
 from learner.schedule import rate_share
 from learner.trainer import Diverged, Trainer
+from learner.vocabulary import VocabularyChoice
 from wire.artifact import TrainingReport
 from wire.control import LearnerReport
 from wire.errors import ConfigError
@@ -71,14 +69,16 @@ class LearningSession:
                 f"draft {version} was made for another target than {config.target_dir}; make one with `paceline draft init`"
             )
         target = load_target_parts(config.target_dir)
-        self._target_head_VD = target.head_VD
-        self._control_ids = control_token_ids(config.target_dir)
+        self.vocabulary = VocabularyChoice(
+            control_token_ids(config.target_dir), target.head_VD, settings.train.min_coverage_gain
+        )
         self._known_active = version
         self._num_dropped_requests = 0
         self._state = "waiting"
         self._rate = Rate(window_s=10.0)
         self.history = History(self._directory)
         self.replay = Replay(settings.replay, self._spec.vocab_size, settings.train.seed)
+        self.coverage = CoverageMeter(self._store, settings.replay.max_groups)
         self.archive = RequestArchive(self._directory / "requests", self._spec)
         self.assembler = Assembler(
             max_open_rows=settings.replay.max_open_rows,
@@ -139,6 +139,7 @@ class LearningSession:
         finished = [request for received in self.receiver.take() for request in self.assembler.add(received)]
         finished += self.assembler.expire()
         for request in finished:
+            self.coverage.note(request, self.active_version)
             self._remember(request, on_disk=self._settings.replay.on_disk)
         if finished:
             self._buffer = self._measure_buffer()
@@ -194,7 +195,7 @@ class LearningSession:
         if self._was_rolled_back():
             return
         self._state = "publishing"
-        self._refresh_vocabulary()
+        self.vocabulary.refresh(self.trainer, self.replay, self.history)
         self._steps_at_gate = self.trainer.num_steps
         active = self.active_version
         decided = sum(self.publisher.decisions.values())
@@ -220,8 +221,10 @@ class LearningSession:
         return time.monotonic() >= self._checkpoint_at_s
 
     def checkpoint(self) -> None:
-        """Keep the present state in memory and on disk; a full disk is told, not raised."""
+        """Keep the present state in memory and on disk; a full disk is told, not raised. What is too old to be kept goes first."""
         self._checkpoint_at_s = time.monotonic() + self._settings.checkpoint_every_s
+        if (max_age_s := self._settings.replay.max_age_s) is not None:
+            self._take_out(self.replay.captured_before(time.time() - max_age_s))
         self._recovery.save()
 
     def report(self) -> LearnerReport:
@@ -252,6 +255,8 @@ class LearningSession:
             gate=self.publisher.last_gate,
             num_gate_decisions={name: self.publisher.decisions[name] for name in ("accepted", "rejected")},
             outcome=self.publisher.last_outcome,
+            vocabulary_coverage=self.coverage.view,
+            wanted_vocabulary_size=self.vocabulary.wanted_size,
         )
 
     def close(self) -> None:
@@ -282,24 +287,16 @@ class LearningSession:
         if not batch:
             return
         keys = {request.key for request in batch}
-        self.replay.drop(keys)
-        self._forget(list(keys))
-        self._buffer = self._measure_buffer()
+        self._take_out(keys)
         self._num_dropped_requests += len(keys)
         log.warning("dropped %d requests: %s", len(keys), reason)
         self.history.write("dropped", num_requests=len(keys), reason=reason)
 
-    def _refresh_vocabulary(self) -> None:
-        """Choose the map anew where the traffic asks for other tokens. The core does not depend on it."""
-        head = self.trainer.head
-        if not head.is_target_rows:
-            return
-        counts_V, min_gain = self.replay.counts_V, self._settings.train.min_coverage_gain
-        chosen = better_vocabulary(counts_V, self._control_ids, head.vocabulary, min_gain)
-        if chosen is not None:
-            self.trainer.set_head(Head.of_target(chosen, self._target_head_VD))
-            covered = coverage(counts_V, chosen)
-            self.history.write("vocabulary", coverage=covered, gain=covered - coverage(counts_V, head.vocabulary))
+    def _take_out(self, keys: set[str]) -> None:
+        """Of these requests nothing stays, in memory or on disk."""
+        self.replay.drop(keys)
+        self._forget(list(keys))
+        self._buffer = self._measure_buffer()
 
     def _training_report(self) -> TrainingReport:
         return TrainingReport(

@@ -199,7 +199,9 @@ class Run:
         """As a learner does before each gate."""
         head, course = self._trainer.head, self._course
         gain = self._setting.train.min_coverage_gain
-        chosen = better_vocabulary(self._replay.counts_V, course.control_ids, head.vocabulary, gain)
+        chosen = better_vocabulary(
+            self._replay.counts_V, course.control_ids, head.vocabulary, gain, [*self._replay.domain_counts().values()]
+        )
         if head.is_target_rows and chosen is not None:
             self._trainer.set_head(Head.of_target(chosen, course.target.head_VD))
 

@@ -41,7 +41,7 @@ class WarmDrafts:
 
     def __init__(self, store: DraftStore, published: PublishedDrafts, settings: GateSettings) -> None:
         self._store, self._published, self._settings = store, published, settings
-        self._refused: set[int] = set()
+        self._refused = {version for version in store.versions() if not published.fits(version)}
         self._created_at_s: dict[int, float] = {}
         self._against: int | None = None
         self._ledgers: dict[tuple[int, int], Ledger] = {}

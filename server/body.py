@@ -7,13 +7,15 @@ engine's business, except where one could hurt other requests.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 from msgspec import Raw
 from starlette.types import Receive
 
+from server.domains import SystemPrompts
 from server.errors import ApiError
-from server.identity import Identity
+from server.identity import DEFAULT_LABEL, Identity
 
 _OUR_PREFIX = "paceline_"
 _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
@@ -64,8 +66,11 @@ async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], *, max
         raise ApiError(408, f"the request body did not arrive within {timeout_s:g} s", code="body_timeout") from None
 
 
-def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> dict[str, Raw]:
-    """The fields of the body for the engine; raises ApiError (400) saying what is wrong with the client's."""
+def prepare_body(body: bytes, identity: Identity, system_prompts: SystemPrompts, *, max_choices: int) -> dict[str, Raw]:
+    """The fields of the body for the engine; raises ApiError (400) saying what is wrong with the client's.
+
+    Who named no domain gets that of the system prompt.
+    """
     fields = _parse(body)
     for name in _INTERNAL_FIELDS:
         if bytes(fields.get(name, b"null")) != b"null":
@@ -74,6 +79,8 @@ def prepare_body(body: bytes, identity: Identity, *, max_choices: int) -> dict[s
         raise ApiError(400, f"{_GUIDED} must be an object", code="bad_structured_outputs", param=_GUIDED)
     _check_choices(fields, max_choices)
     xargs = _client_xargs(fields)
+    if identity.domain == DEFAULT_LABEL:
+        identity = replace(identity, domain=system_prompts.domain_of(fields.get("messages")) or DEFAULT_LABEL)
     encode = msgspec.json.encode
     xargs.update((name, Raw(encode(value))) for name, value in identity.engine_args().items())
     fields["vllm_xargs"] = Raw(encode(xargs))

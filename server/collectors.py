@@ -131,6 +131,19 @@ class LearnerCollector:
             yield _gauge("paceline_learner_loss", "Training loss.", report.loss)
         if report.simulated_al is not None:
             yield _gauge("paceline_learner_simulated_acceptance_length", "On held-out requests.", report.simulated_al)
+        yield _gauge(
+            "paceline_learner_wanted_vocabulary_size",
+            "Draft tokens that cover 98 % of what was seen.",
+            report.wanted_vocabulary_size,
+        )
+        covered = GaugeMetricFamily(
+            "paceline_draft_vocabulary_coverage",
+            "Share of emitted tokens that the active draft can propose.",
+            labels=["tenant", "domain"],
+        )
+        for one in report.vocabulary_coverage:
+            covered.add_metric([one.tenant, one.domain], one.share)
+        yield covered
         decisions = CounterMetricFamily("paceline_gate_decisions", "Gate decisions.", labels=["outcome"])
         for outcome, count in report.num_gate_decisions.items():
             decisions.add_metric([outcome], count)

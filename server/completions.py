@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.admission import Admission
 from server.body import ClientDisconnected, prepare_body, read_body
+from server.domains import SystemPrompts
 from server.errors import ApiError, error_event, internal_error, stopping
 from server.identity import read_identity, read_request_id
 from server.relay.exchange import Exchange
@@ -35,6 +36,7 @@ class ModelRoute:
         self._proxy = proxy
         self._admission = admission
         self._traffic = traffic
+        self._system_prompts = SystemPrompts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timer = Timer(self.path)
@@ -78,7 +80,7 @@ class ModelRoute:
         identity = read_identity(headers, exchange.request_id)
         with self._admission.reading():
             body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-        exchange.fields = prepare_body(body, identity, max_choices=settings.max_choices)
+        exchange.fields = prepare_body(body, identity, self._system_prompts, max_choices=settings.max_choices)
         exchange.session = identity.session
 
 

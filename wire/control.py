@@ -124,6 +124,16 @@ class ActivateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Why, for people: it becomes the swap's reason. At most 500 characters are kept."""
 
 
+class DomainCoverage(Struct, frozen=True, kw_only=True):
+    """How much of what the target says in one domain the active draft can propose: a cap on acceptance."""
+
+    tenant: str
+    domain: str
+    share: float
+    num_tokens: float
+    """Completion tokens it is measured on; older ones count for less."""
+
+
 class LearnerReport(Struct, frozen=True, kw_only=True):
     """learner -> gateway, once a second: POST /admin/learner/report. The reply is LearnerOrders."""
 
@@ -164,6 +174,11 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     outcome: str = ""
     """What became of the last evaluation, in words: `gate` does not tell that a draft could not be written or activated, nor
     that a warm one came back."""
+    vocabulary_coverage: tuple[DomainCoverage, ...] = ()
+    """Of the domains that were asked of last."""
+    wanted_vocabulary_size: int = 0
+    """Tokens the draft's vocabulary needs at least to cover 98 % of what was seen of every domain; where it is above
+    draft.vocab_size, that should grow. What was not seen yet takes more: `vocabulary_coverage` tells."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,15 @@ import json
 import pytest
 import torch
 
-from drafter.vocabulary import DraftVocabulary, choose_vocabulary, control_token_ids, coverage
+from drafter.vocabulary import (
+    WANTED_COVERAGE,
+    DraftVocabulary,
+    better_vocabulary,
+    choose_vocabulary,
+    control_token_ids,
+    coverage,
+    wanted_size,
+)
 from wire.errors import ArtifactError, ConfigError
 
 
@@ -23,6 +31,43 @@ def test_control_tokens_are_always_in():
 def test_choice_is_deterministic_under_ties():
     counts = torch.ones(100)
     assert choose_vocabulary(counts, [99], 10).sha256 == choose_vocabulary(counts.clone(), [99], 10).sha256
+
+
+def busy_and_quiet() -> list[torch.Tensor]:
+    """A domain with a hundred times the traffic of another one, both of Zipf's kind, on other tokens."""
+    zipf = 1000.0 / torch.arange(1, 101)
+    return [torch.cat([zipf * 100, torch.zeros(100)]).round(), torch.cat([torch.zeros(100), zipf]).round()]
+
+
+def test_a_quiet_domain_is_covered_as_well_as_a_busy_one():
+    domains = busy_and_quiet()
+    enough = choose_vocabulary(sum(domains), [], wanted_size([], domains, 200), domains)
+    assert min(coverage(counts, enough) for counts in domains) >= WANTED_COVERAGE
+    too_small = choose_vocabulary(sum(domains), [], 80, domains)
+    busy, quiet = (coverage(counts, too_small) for counts in domains)
+    assert busy == pytest.approx(quiet, abs=0.01)
+    assert coverage(domains[1], choose_vocabulary(sum(domains), [], 80)) < quiet - 0.2  # by count alone it has little
+
+
+def test_the_wanted_size_is_the_smallest_that_covers_every_domain():
+    domains = busy_and_quiet()
+    fewest = [
+        next(k for k in range(201) if counts.sort(descending=True).values[:k].sum() >= WANTED_COVERAGE * counts.sum())
+        for counts in domains
+    ]
+    assert wanted_size([], domains, 200) == sum(fewest)
+    assert wanted_size([0, 199], [], 200) == 2
+
+
+def test_no_domain_pays_for_what_all_together_gain():
+    domains = [torch.tensor([9.0, 0, 0, 0]), torch.tensor([0.0, 1, 0, 0])]
+    present = DraftVocabulary(torch.tensor([0, 1]), 4)
+    counts = torch.tensor([9.0, 1.0, 5.0, 0.0])
+    assert choose_vocabulary(counts, [], 2).ids_U.tolist() == [0, 2]
+    assert better_vocabulary(counts, [], present, 0.01, domains) is None
+    returning = better_vocabulary(counts, [], DraftVocabulary(torch.tensor([0, 2]), 4), 0.01, domains)
+    assert returning is not None
+    assert returning.ids_U.tolist() == [0, 1]
 
 
 def test_coverage_counts_tokens_not_types():

@@ -4,19 +4,24 @@ import json
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from samples import fill
+from samples import SPEC, fill
 
 from launch import up
 from launch.config import SystemConfig
 from launch.host import HostFacts, with_ports
 from launch.plan import make_plan
-from launch.rundir import LaunchError, RunDir, Tokens
+from launch.rundir import LaunchError, RunDir, Tokens, write_private
 from wire.errors import ConfigError
 from wire.store import DraftStore
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "drafter"))
+
+from tiny_target import AUX_LAYER_IDS, write_target
 
 
 def config(tmp_path: Path, *overrides: str) -> SystemConfig:
@@ -46,11 +51,36 @@ def test_existing_drafts_get_their_pointers_and_no_new_one_is_made(tmp_path: Pat
     store = DraftStore(tmp_path)
     store.publish(fill)
     store.publish(fill)
-    up.ensure_draft(config(tmp_path), lambda text: pytest.fail(text))
+    settings = config(tmp_path, f"draft.vocab_size={SPEC.draft_vocab_size}")
+    up.ensure_draft(settings, lambda text: pytest.fail(text))
     assert (store.active(), store.floor()) == (1, 0)
     store.set_active(0)
-    up.ensure_draft(config(tmp_path), lambda text: pytest.fail(text))
+    up.ensure_draft(settings, lambda text: pytest.fail(text))
     assert (store.active(), store.floor()) == (0, 0)
+
+
+def test_the_floor_and_the_active_draft_grow_with_the_setting(tmp_path: Path) -> None:
+    target_dir = write_target(tmp_path / "tiny-target")
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+
+    def start(vocab_size: int) -> list[str]:
+        given = [f"target.path={target_dir}", f"draft.aux_layer_ids={list(AUX_LAYER_IDS)}", "target.dtype=float32"]
+        settings = config(tmp_path, *given, f"draft.vocab_size={vocab_size}")
+        write_private(run_dir.role_file("system-config"), settings.model_dump_json())
+        lines: list[str] = []
+        up.ensure_draft(settings, lines.append)
+        return lines
+
+    assert start(32) == ["no draft yet: making one at random"]
+    store = DraftStore(tmp_path)
+    assert start(40) == ["draft 0 grows to 40 tokens (draft.vocab_size) and keeps what it learned"]
+    assert (store.active(), store.floor()) == (1, 1)
+    assert store.verify(1).spec.draft_vocab_size == 40
+    assert start(40) == []
+    with pytest.raises(LaunchError, match=r"a draft can grow, not shrink; set draft\.vocab_size to 40 or more"):
+        start(32)
+    assert (store.active(), store.floor()) == (1, 1)
 
 
 def test_a_draft_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

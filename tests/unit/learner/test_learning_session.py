@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from waiting import DEADLINE_S, wait_until
 
+from drafter.create import grow_draft
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.config import LearnerConfig
 from learner.main import run, run_from_command_line
@@ -71,6 +75,8 @@ def test_traffic_becomes_a_better_draft_that_serves(running, gateway):
     assert report["num_steps"] > 0
     assert report["num_received_rows"] > 0
     assert report["buffer_requests"] > 0
+    (coverage,) = report["vocabulary_coverage"]
+    assert (coverage["tenant"], coverage["domain"], coverage["share"]) == ("t", "code", 1.0)
 
 
 def test_a_paused_learner_stands_still_and_goes_on(running, gateway):
@@ -108,13 +114,58 @@ def test_divergence_restores_the_checkpoint_and_halves_the_rate(config, make_req
 
 def test_vocabulary_follows_the_traffic_once_it_pays(config, make_request):
     session = LearningSession(config(), 0)
-    before = session.trainer.head.vocabulary.sha256
-    session._refresh_vocabulary()
-    assert session.trainer.head.vocabulary.sha256 == before
+
+    def refresh():
+        session.vocabulary.refresh(session.trainer, session.replay, session.history)
+        return session.trainer.head.vocabulary
+
+    before = session.trainer.head.vocabulary
+    assert refresh() is before
     session.replay.counts_V[63] += 100
-    session._refresh_vocabulary()
-    assert 63 in session.trainer.head.vocabulary.ids_U.tolist()
+    assert 63 in refresh().ids_U.tolist()
     session.close()
+
+
+def test_a_domain_that_needs_more_tokens_than_there_are_says_how_many(config, make_request, caplog):
+    session = LearningSession(config(), 0)
+    request = make_request("k", prompt_key="q1", total=1984)
+    every = replace(request.rows, next_tokens_T=torch.arange(1984) % 62)
+    session._remember(replace(request, rows=every), on_disk=False)
+    session.vocabulary.refresh(session.trainer, session.replay, session.history)
+    assert session.report().wanted_vocabulary_size == 61  # of 62 that are said alike often
+    assert "--set draft.vocab_size=61" in caplog.text
+    session.close()
+
+
+def test_requests_that_are_too_old_are_gone_from_memory_and_disk(config, make_request, state_dir):
+    session = LearningSession(config(replay={"max_age_s": 3600.0, "holdout_share": 0.3}), 0)
+    for n in range(20):
+        age_s = 3700.0 if n % 2 else 3500.0
+        request = make_request(f"k{n}", prompt_key=f"q{n}")
+        session._remember(replace(request, captured_at_s=time.time() - age_s), on_disk=True)
+    session.checkpoint()
+    assert {request.key for request in session.replay.everything()} == {f"k{n}" for n in range(0, 20, 2)}
+    assert len(list((state_dir / "learner" / "requests").glob("*.safetensors"))) == 10
+    session.close()
+
+
+def test_learning_goes_on_with_a_draft_that_has_grown(config, make_request, state_dir, target_dir, spec):
+    first = LearningSession(config(), 0)
+    for n in range(4):
+        first._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=True)
+    while first.trainer.num_steps < 3:
+        first.train()
+    weight = first.trainer.core.fc.weight.detach().clone()
+    remembered = {request.key for request in first.replay.everything()}
+    first.close()
+    larger = msgspec.structs.replace(spec, draft_vocab_size=spec.draft_vocab_size + 8)
+    second = LearningSession(config(), grow_draft(DraftStore(state_dir), 0, larger, target_dir))
+    assert second.origin == "its checkpoint at step 3"
+    assert torch.equal(second.trainer.core.fc.weight, weight)
+    assert second.trainer.head.weight_UD.shape[0] == spec.draft_vocab_size + 8
+    assert {request.key for request in second.replay.everything()} == remembered
+    assert second.train()
+    second.close()
 
 
 def test_a_new_session_resumes_where_the_old_one_was(config, make_request):

@@ -107,6 +107,18 @@ def test_held_out_requests_are_never_drawn(make_request):
     assert replay.counts_V.sum() == replay.num_tokens_distinct == 5 * make_request().num_tokens
 
 
+def test_counts_by_domain_are_of_what_is_remembered_to_learn_from(make_request):
+    large = settings(recent_tokens=5000, reservoir_tokens=5000, max_groups=2, fresh_tokens=0)
+    replay, training = Replay(large, 64, seed=0), prompts(False)
+    for domain, num_requests in (("code", 12), ("chat", 11), ("maths", 10), ("rare", 1)):
+        for n in range(num_requests):
+            replay.add(make_request(f"{domain}{n}", domain=domain, total=144, prompt_key=next(training)))
+    replay.add(make_request("held", total=144, prompt_key=next(prompts(True))))
+    counts = replay.domain_counts()
+    assert {name: int(counts_V.sum()) for name, counts_V in counts.items()} == {"t/code": 12 * 141, "t/chat": 11 * 141}
+    assert (counts["t/code"] > 0).sum() == 4  # the tiny world goes round in four tokens from 1 on
+
+
 def test_each_request_is_drawn_once_a_pass_and_not_beyond_max_passes(make_request):
     replay = Replay(settings(max_passes=2, fresh_tokens=0), 64, seed=0)
     keys = prompts(False)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 
@@ -15,10 +16,11 @@ from drafter.create import random_draft
 from learner.admin import AdminClient
 from learner.config import GateSettings, ReplaySettings
 from learner.evaluate import Evaluator, Score
+from learner.published import PublishedDrafts
 from learner.publisher import Publisher
 from learner.replay import Replay
 from learner.request import CapturedRequest, is_held_out
-from learner.warm import newest_unseen
+from learner.warm import WarmDrafts, newest_unseen
 from wire.artifact import GateReport, TrainingReport
 
 TRAINING = TrainingReport(num_steps=1, num_tokens_seen=1, num_tokens_distinct=1, loss=1.0, seed=0)
@@ -124,6 +126,15 @@ def test_a_draft_the_gateway_will_not_have_back_is_asked_for_once(scene):
     assert scene.round() == "rejected"
     assert len(scene.gateway.activations) == 1
     assert scene.owner.warm.versions(CHAT_DRAFT) == [FLOOR]
+
+
+def test_drafts_from_before_the_vocabulary_grew_are_not_warm(scene, spec, target):
+    larger = msgspec.structs.replace(spec, draft_vocab_size=spec.draft_vocab_size + 1)
+    published = PublishedDrafts(scene.gateway.store, scene.evaluator, larger, target)
+    warm = WarmDrafts(scene.gateway.store, published, SETTINGS)
+    warm.champions["t/code"] = CODE_DRAFT
+    assert warm.versions(CHAT_DRAFT) == []
+    assert scene.owner.warm.versions(CHAT_DRAFT) == [FLOOR, CODE_DRAFT]
 
 
 def test_the_best_draft_of_each_domain_stays_on_disk_however_many_follow(scene):

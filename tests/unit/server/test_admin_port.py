@@ -10,7 +10,7 @@ from gateway_rig import run, running
 from sample_messages import learner_report
 
 from server.learner_link import LearnerLink
-from wire.control import AdminStatus, LearnerOrders
+from wire.control import AdminStatus, DomainCoverage, LearnerOrders
 
 REPORT = learner_report(
     state="training",
@@ -34,6 +34,8 @@ REPORT = learner_report(
     num_late_spans=6,
     num_cut_rows=7,
     num_dropped_requests=8,
+    vocabulary_coverage=(DomainCoverage(tenant="acme", domain="code", share=0.96, num_tokens=900.0),),
+    wanted_vocabulary_size=9000,
 )
 
 
@@ -92,6 +94,8 @@ def test_learner_reports_and_gets_orders(tmp_path: Path) -> None:
                 "paceline_learner_late_spans_total": 6.0,
                 "paceline_learner_cut_rows_total": 7.0,
                 "paceline_learner_dropped_requests_total": 8.0,
+                "paceline_learner_wanted_vocabulary_size": 9000.0,
+                'paceline_draft_vocabulary_coverage{domain="code",tenant="acme"}': 0.96,
                 'paceline_gate_decisions_total{outcome="rejected"}': 3.0,
                 "paceline_learner_up": 1.0,
             }.items():
