@@ -58,24 +58,29 @@ async def conduct(
 ) -> RunRecord:
     """Run it and return what `run.json` says. An interrupt ends it early; what was measured is kept."""
     async with new_session(None) as session:
-        with _prompt_machine() as niceness:
+        with prompt_machine() as niceness:
             clock = Clock()
-            record = RunRecord(
-                name=scenario.name,
-                url=target.url,
-                model=target.model,
-                seed=scenario.seed,
-                started_at_s=clock.started_at_s,
-                commit=provenance.commit,
-                machine=machine(),
-                versions=dict(provenance.versions),
-                num_broken=dict(provenance.num_broken),
-                niceness=niceness,
-            )
+            record = begun(scenario, target, clock, provenance, niceness)
             output.write_run(record)
             record = await _Run(scenario, plans, prompts, target, output, session, clock).measure(record)
     output.write_run(record)
     return record
+
+
+def begun(scenario: Scenario, target: Target, clock: Clock, provenance: Provenance, niceness: int) -> RunRecord:
+    """What `run.json` says while the run goes on."""
+    return RunRecord(
+        name=scenario.name,
+        url=target.url,
+        model=target.model,
+        seed=scenario.seed,
+        started_at_s=clock.started_at_s,
+        commit=provenance.commit,
+        machine=machine(),
+        versions=dict(provenance.versions),
+        num_broken=dict(provenance.num_broken),
+        niceness=niceness,
+    )
 
 
 class _Run:
@@ -185,7 +190,7 @@ def _set_niceness(niceness: int) -> None:
 
 
 @contextmanager
-def _prompt_machine() -> Iterator[int]:
+def prompt_machine() -> Iterator[int]:
     """Settings of this process that keep its lag small and its connections unbounded; yields its niceness."""
     switch_interval_s = sys.getswitchinterval()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
