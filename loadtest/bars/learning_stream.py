@@ -7,6 +7,10 @@ from pathlib import Path
 
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
+from loadtest.learning.arms import start_with
+from loadtest.learning.benchmark import Benchmark, locate
+from loadtest.learning.command import run_and_report
+from loadtest.learning.verdicts import measured as judged
 from loadtest.run.conduct import Provenance
 
 BENCHMARK = "learning"
@@ -16,12 +20,6 @@ DIRECTORY = Path("runs") / BENCHMARK
 
 async def measured(bench: Bench) -> Mapping[str, Measured]:
     """Raises PacelineError where it cannot begin. An arm that fails leaves its bars unmeasured."""
-    # The benchmark's report reads the bars, so it is imported late.
-    from loadtest.learning.arms import start_with
-    from loadtest.learning.benchmark import Benchmark, locate
-    from loadtest.learning.command import run_and_report
-    from loadtest.learning.verdicts import measured as judged
-
     benchmark = Benchmark.read(locate(Path(BENCHMARK)), [])
     results, _ = await run_and_report(
         benchmark, (), DIRECTORY, start_with(bench.up_arguments), bench.up_arguments, Provenance(None, {}, {}), progress

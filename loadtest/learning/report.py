@@ -46,11 +46,21 @@ def report(results: Results, unavailable: Mapping[str, str], directory: Path, sa
     (directory / HTML_FILE).write_text(_page(results, unavailable, found, speed_ups, drawings))
     for bar in bars():
         say(verdict(bar, found[_short(bar.name)]))
-    for name, reason in unavailable.items():
-        say(f"not available: {name}: {reason}")
+    for line in remarks(arms, unavailable):
+        say(line)
     say(
         f"written: {directory / JSON_FILE}, {directory / HTML_FILE}; one arm more closely: paceline bench report {directory}/ARM"
     )
+
+
+def remarks(arms: Mapping[str, ArmRun], unavailable: Mapping[str, str]) -> list[str]:
+    """What whoever reads the numbers has to know of arms."""
+    invalid = [
+        f"{name} IS NOT VALID: {'; '.join(run.record.invalid_reasons)}"
+        for name, run in arms.items()
+        if run.record is not None and run.record.invalid_reasons
+    ]
+    return invalid + [f"{name} is not available: {reason}" for name, reason in unavailable.items()]
 
 
 def by_phase(run: ArmRun, other: ArmRun) -> dict[str, Estimate]:
@@ -127,7 +137,7 @@ def _page(
         wide(drawings.get(_BY_PHASE), "Bars: 95 % intervals."),
         "<h2>Arms</h2>",
         scroll(_arms(results.arms)),
-        *[f"<p><small>{escape(f'{arm} is not available: {reason}')}</small></p>" for arm, reason in unavailable.items()],
+        *[f"<p><small>{escape(line)}</small></p>" for line in remarks(results.arms, unavailable)],
         "<h2>Phases</h2>",
         scroll(_phases(results.arms, speed_ups)),
     ]

@@ -45,6 +45,10 @@ def answering(al: float, step_s: float) -> Callable[[dict[str, Any], Callable[[A
     return script
 
 
+async def refusing(_body: dict[str, Any], _send: Callable[[Any], Awaitable[None]]) -> None:
+    """Nothing is sent: a 503."""
+
+
 @dataclass
 class Machine:
     """Starts servers in place of systems."""
@@ -52,13 +56,19 @@ class Machine:
     started: list[tuple[str, list[str]]] = field(default_factory=list)
     asked: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     fails: set[str] = field(default_factory=set)
+    """Arms that do not start."""
+    is_broken: bool = False
+    """Requests are refused."""
 
     @asynccontextmanager
     async def start(self, arm: Arm, settings: Sequence[str]) -> AsyncIterator[RunningArm]:
         self.started.append((arm.name, list(settings)))
         if arm.name in self.fails:
             raise SystemUnderTestError("it did not start")
-        server = Server(answering(1.0 if arm.method == "none" else 1.5, 0.001), asked=self.asked.setdefault(arm.name, []))
+        server = Server(
+            refusing if self.is_broken else answering(1.0 if arm.method == "none" else 1.5, 0.001),
+            asked=self.asked.setdefault(arm.name, []),
+        )
         async with serving(server) as url:
             yield _Kept(url)
 
@@ -156,6 +166,12 @@ def test_an_arm_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert measured(results)["worst_minute_none"] == Measured(None, {"reason": "arms that did not run: none"})
 
 
+def test_an_arm_whose_requests_failed_is_marked(tmp_path: Path) -> None:
+    _, failures, said = run(tmp_path, Machine(is_broken=True), arms=["fresh"])
+    assert not failures
+    assert "fresh IS NOT VALID: 8 of 8 requests failed" in said
+
+
 def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
     run(tmp_path, Machine(), arms=["none"])
     changed = Benchmark.read(SMOKE, ["seed=1"])
@@ -182,7 +198,7 @@ def test_what_is_not_available_is_said_and_asked_anew(tmp_path: Path, monkeypatc
     machine = Machine()
     _, _, said = run(tmp_path, machine, arms=["none"])
     assert not machine.started
-    assert "not available: none: no package" in said
+    assert "none is not available: no package" in said
     assert msgspec.json.decode((tmp_path / "none" / "arm.json").read_bytes())["unavailable"] == "no package"
     monkeypatch.setattr("loadtest.learning.command.why_unavailable", lambda _arm: None)
     results, _, _ = run(tmp_path, machine, arms=["none"])
