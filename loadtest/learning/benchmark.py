@@ -51,7 +51,7 @@ class Arm(Config):
     which has a slash."""
     learns: bool = True
     """Whether a `draft` arm captures. Its learner's core is kept free in any case."""
-    phases: list[str] | None = None
+    phases: Annotated[list[str], Field(min_length=1)] | None = None
     """Names of the phases it takes part in; all where absent."""
     settings: list[str] = Field(default_factory=list)
     """As `paceline up --set`."""

@@ -31,7 +31,9 @@ from loadtest.report.theme import require_matplotlib
 from loadtest.run.conduct import Provenance
 from loadtest.run.target import find
 from loadtest.sources import load, open_part
+from wire.artifact import WEIGHTS_FILE
 from wire.errors import ConfigError, PacelineError
+from wire.spec import file_sha256
 
 DONE_FILE = "arm.json"
 """In an arm's directory, written last."""
@@ -45,7 +47,7 @@ class DoneArm(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     digest: str
-    """Of the work and of the arm, its drafts' origin included."""
+    """Of the work, of the arm, and of the draft it starts from where another arm gave it."""
     settings: list[str]
     unavailable: str | None = None
     """Why it did not run; there is no run then."""
@@ -150,7 +152,8 @@ class _Runner:
         if done is not None and done.unavailable is None:
             if done.digest != digest:
                 raise ConfigError(
-                    f"{directory} holds this arm with other work or settings; give another --out, or remove it to run it anew"
+                    f"{directory} holds this arm with other work or settings, or from another draft; give another --out, or remove "
+                    "it to run it anew"
                 )
             self._say(f"{arm.name}: done before")
             return
@@ -177,14 +180,14 @@ class _Runner:
 
     def _require_draft(self, arm: Arm) -> None:
         giver = self._benchmark.find(arm.draft)
-        if giver is not None and not (self._directory / giver.name / DRAFT_DIR).is_dir():
+        if giver is not None and _read(self._directory / giver.name) is None:
             raise ConfigError(f"{arm.name} starts from the draft of {giver.name}, which has not run; run it too (--arms)")
 
     def _digest(self, arm: Arm) -> str:
-        """An arm that starts from another's draft also depends on that one."""
         common = self._benchmark.model_dump(mode="json", include={"seed", "max_tokens", "settings", "phase"})
-        giver = self._benchmark.find(arm.draft)
-        parts = [common, arm.model_dump(mode="json"), list(self._up_arguments), self._digest(giver) if giver else ""]
+        weights = self._directory / arm.draft / DRAFT_DIR / WEIGHTS_FILE
+        draft = file_sha256(weights) if self._benchmark.find(arm.draft) and weights.is_file() else None
+        parts = [common, arm.model_dump(mode="json"), list(self._up_arguments), draft]
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
     def done(self) -> dict[str, DoneArm]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Machine:
 class _Kept(RunningArm):
     async def keep_draft(self, directory: Path) -> None:
         directory.mkdir()
+        (directory / "model.safetensors").write_text(self.url)
 
 
 def run(
@@ -152,6 +154,14 @@ def test_an_arm_starts_from_where_the_other_ended(tmp_path: Path) -> None:
     settings = dict(machine.started)
     assert f"draft.checkpoint={tmp_path / 'fresh' / 'draft'}" in settings["ours"]
     assert not any(word.startswith("draft.checkpoint") for word in settings["fresh"])
+
+
+def test_arms_from_another_draft_are_not_mixed_in(tmp_path: Path) -> None:
+    run(tmp_path, Machine())
+    shutil.rmtree(tmp_path / "fresh")
+    results, failures, _ = run(tmp_path, Machine())
+    assert list(results.arms) == ["none", "fresh"]
+    assert set(failures) == {"static", "ours"}
 
 
 def test_an_arm_without_the_draft_it_starts_from_fails_and_says_so(tmp_path: Path) -> None:
