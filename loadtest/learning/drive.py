@@ -95,7 +95,7 @@ class _Stream:
         self._sampler = Sampler(session, target, clock, output.add_sample)
         self._sender = Sender(session, target, clock, tally, output.add_request)
         self.durations_s: list[float] = []
-        """Of the phases."""
+        """Of the phases, without a gap from the start on."""
 
     async def run(self, record: RunRecord, work: Sequence[PhaseWork], say: Say) -> RunRecord:
         processor_s = time.process_time()
@@ -125,7 +125,7 @@ class _Stream:
 
     async def _phase(self, work: PhaseWork, say: Say) -> None:
         """All its requests; the next phase begins when the last one is answered."""
-        started_s, num_tokens = self._clock.now_s(), self._tally.num_tokens
+        num_tokens = self._tally.num_tokens
         left = iter(work.requests)
 
         async def slot() -> None:
@@ -136,7 +136,7 @@ class _Stream:
         async with asyncio.TaskGroup() as slots:
             for _ in range(work.phase.concurrency):
                 slots.create_task(slot())
-        took_s = self._clock.now_s() - started_s
+        took_s = self._clock.now_s() - sum(self.durations_s)
         self.durations_s.append(took_s)
         num_tokens = self._tally.num_tokens - num_tokens
         say(f"  {work.phase.name}: {len(work.requests)} requests in {took_s:.0f} s, {num_tokens / took_s:.1f} tokens/s")

@@ -120,13 +120,14 @@ def test_an_arms_directory_is_that_of_any_load_test(tmp_path: Path) -> None:
     found = analyse(tmp_path / "ours")
     assert not found.why_invalid
     assert found.acceptance_source == "requests"
-    assert found.acceptance.acceptance_length.value == pytest.approx(1.5)
+    assert found.everything.acceptance_length.value == pytest.approx(1.5)
     shifts = [(recovery.shift.before, recovery.shift.after) for recovery in found.recoveries]
     assert shifts == [("human_eval", "tool_calls"), ("tool_calls", "human_eval")]
-    starts = {one.phase: one.sent_at_s for one in reversed(lines(tmp_path / "ours" / "requests.jsonl", RequestRecord))}
-    assert [recovery.shift.at_s for recovery in found.recoveries] == pytest.approx(
-        [starts["tools"], starts["code again"]], abs=0.5
-    )
+    requests = lines(tmp_path / "ours" / "requests.jsonl", RequestRecord)
+    for recovery, before, after in zip(found.recoveries, ("code", "tools"), ("tools", "code again"), strict=True):
+        last_end_s = max(one.ended_at_s for one in requests if one.phase == before)
+        first_sent_s = min(one.sent_at_s for one in requests if one.phase == after)
+        assert last_end_s <= recovery.shift.at_s <= first_sent_s
 
 
 def test_unseen_prompts_are_kept_from_the_learner(tmp_path: Path) -> None:
