@@ -182,6 +182,8 @@ def test_without_a_gate_drafts_follow_one_another_by_steps_and_not_by_time(confi
         due.append((session.trainer.num_steps, session.gate_is_due()))
         if due[-1][1]:
             session.gate()
+            # The gateway's word on what is active comes with its reply to a report; till then it looks as if it was rolled back.
+            wait_until(lambda: session.active_version == gateway.store.active())
     assert [number for number, is_due in due if is_due] == [3, 6]
     assert gateway.store.active() == 2
     session.close()
