@@ -107,7 +107,7 @@ def _add_draft(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pretrain = command(verbs, "pretrain", _draft_pretrain,
                         "start the system, train its draft on the answers to a file's prompts, and stop")  # fmt: skip
     pretrain.add_argument("--traffic", required=True, metavar="FILE",
-                          help="JSON lines with OpenAI messages, or the name of a source: human_eval, sharegpt, reasoning_gym")  # fmt: skip
+                          help="JSON lines with OpenAI messages, or the name of a source: human_eval, sharegpt, reasoning_gym, tool_calls")  # fmt: skip
     pretrain.add_argument("--tokens", type=int, default=1_000_000, metavar="N",
                           help="token visits of the learner after which it ends (default 1000000); a plateau ends it sooner")  # fmt: skip
     pretrain.add_argument("--concurrency", type=int, default=8, help="requests in flight (default 8)")

@@ -9,10 +9,18 @@ from launch.arguments import bare, command, forwarded, say
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure: run, report, compare, reference, bars, drill")
+    bench = commands.add_parser("bench", help="measure: run, report, compare, learning, reference, bars, drill")
     verbs = bench.add_subparsers(metavar="COMMAND", required=True)
     _add_bench_run(verbs)
     _add_bench_report(verbs)
+    learning = command(verbs, "learning", _bench_learning,
+                       "compare drafts that learn with others and with none: the same requests for each, one after the other")  # fmt: skip
+    learning.add_argument("benchmark", nargs="?", type=Path, default=Path("learning"), metavar="BENCHMARK",
+                          help="a TOML file, or the name of a shipped one (default: learning)")  # fmt: skip
+    learning.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="only these (default: all that are not done)")
+    learning.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write and what to go on from (default: runs/BENCHMARK)"
+    )
     command(
         verbs, "reference", _bench_reference, "serve the same engine without speculation and without our parts, to compare with"
     )
@@ -91,6 +99,21 @@ def _bench_compare(options: argparse.Namespace) -> int:
         as_json=options.json,
         fail_on_regression=options.fail_on_regression,
         lossless=options.lossless,
+    )
+
+
+def _bench_learning(options: argparse.Namespace) -> int:
+    from launch.provenance import git_revision, versions
+    from loadtest.learning.command import learning
+    from loadtest.run.conduct import Provenance
+
+    return learning(
+        options.benchmark,
+        arms=options.arms,
+        out_dir=options.out,
+        up_arguments=forwarded(options),
+        provenance=Provenance(git_revision(), versions(), {}),
+        say=say,
     )
 
 

@@ -157,6 +157,9 @@ class GateSettings(Config):
     traffic now; many: it is sure."""
     num_resamples: int = Field(2000, ge=100)
     """Of the bootstrap that compares drafts on a set of requests."""
+    unjudged_every_steps: int = Field(0, ge=0)
+    """Above 0 nothing is judged: after so many optimiser steps the present weights serve, whatever they are worth, and no warm
+    draft returns. Published recipes work like that; it is here to be compared with (`paceline bench learning`)."""
 
 
 class LearnerSettings(Config):

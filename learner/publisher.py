@@ -64,8 +64,14 @@ class Publisher:
     def consider(self, candidate: Draft, training: TrainingReport, replay: Replay, active_version: int) -> str:
         """Evaluate: a warm draft is activated where it beats the active one, else the candidate where the gate says so.
 
+        Without a gate (`unjudged_every_steps`) the candidate is activated.
+
         Returns `waiting`, `accepted`, `rejected`, `floor`, `returned`, `unusable`, `disk_error` or the gateway's refusal code.
         """
+        if self._settings.unjudged_every_steps:
+            _, outcome = self._publish(candidate, training, None, active_version)
+            self._prune(active_version)
+            return outcome
         fewest = self._settings.min_holdout_requests
         window = newest_unseen(replay, self._settings.shift_tokens, at_least=fewest)[: self._settings.max_requests]
         if len(window) < fewest:
@@ -113,9 +119,9 @@ class Publisher:
         self.decisions["accepted" if report.accepted else "rejected"] += 1
 
     def _publish(
-        self, candidate: Draft, training: TrainingReport, report: GateReport, active_version: int
+        self, candidate: Draft, training: TrainingReport, report: GateReport | None, active_version: int
     ) -> tuple[int | None, str]:
-        """The version it was given, None on a disk error, and the outcome."""
+        """The version it was given, None on a disk error, and the outcome. Without a report no gate has judged it."""
         try:
             version = publish_draft(
                 self._store, candidate, self._spec, origin="learned", parent=active_version, training=training, gate=report
@@ -123,8 +129,9 @@ class Publisher:
         except OSError as error:
             return None, self._conclude("disk_error", f"cannot write a draft, training goes on: {error}")
         self.num_published += 1
-        outcome = self._activate(version, active_version, force=False, outcome="accepted", why=report.reason)
-        if outcome == "accepted":
+        why = "unjudged" if report is None else report.reason
+        outcome = self._activate(version, active_version, force=report is None, outcome="accepted", why=why)
+        if outcome == "accepted" and report is not None:
             self.simulated_al = report.candidate_al
         return version, outcome
 

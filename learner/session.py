@@ -188,8 +188,11 @@ class LearningSession:
 
     def gate_is_due(self) -> bool:
         """Only with something new to show, and with a gateway that could act on it."""
-        is_new = self.trainer.num_steps > max(self._steps_at_gate, 0)
-        return is_new and self.reporter.is_connected and not self.is_paused and time.monotonic() >= self._gate_at_s
+        num_new_steps = self.trainer.num_steps - max(self._steps_at_gate, 0)
+        unjudged_every_steps = self._settings.gate.unjudged_every_steps
+        is_new = num_new_steps >= max(unjudged_every_steps, 1)
+        is_time = unjudged_every_steps > 0 or time.monotonic() >= self._gate_at_s
+        return is_new and is_time and self.reporter.is_connected and not self.is_paused
 
     def gate(self) -> None:
         if self._was_rolled_back():

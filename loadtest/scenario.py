@@ -67,8 +67,8 @@ class Phase(Config):
     duration_s: Annotated[float, Field(gt=0.0, le=MAX_RUN_S)]
     arrivals: Arrivals
     traffic: Annotated[dict[str, Positive], Field(min_length=1)]
-    """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, or a path to JSON lines of OpenAI messages, which has a
-    slash or ends in `.jsonl` or `.json`)."""
+    """Weight of each source (`human_eval`, `sharegpt`, `reasoning_gym`, `tool_calls`, or a path to JSON lines of OpenAI messages,
+    which has a slash or ends in `.jsonl` or `.json`)."""
     end_traffic: Annotated[dict[str, Positive], Field(min_length=1)] | None = None
     """Weights reached at the end of the phase, linearly: a gradual shift."""
     split: Literal["train", "heldout"] = "train"
@@ -227,7 +227,7 @@ class Scenario(Config):
                 phase["arrivals"]["path"] = directory / phase["arrivals"]["path"]
             for key in ("traffic", "end_traffic"):
                 if phase[key] is not None:
-                    phase[key] = {_anchored(source, directory): weight for source, weight in phase[key].items()}
+                    phase[key] = {anchored(source, directory): weight for source, weight in phase[key].items()}
         return cls.build(tables, source=str(path))
 
 
@@ -246,5 +246,5 @@ def is_file(source: str) -> bool:
     return "/" in source or source.endswith((".jsonl", ".json"))
 
 
-def _anchored(source: str, directory: Path) -> str:
+def anchored(source: str, directory: Path) -> str:
     return str(directory / source) if is_file(source) else source

@@ -202,15 +202,19 @@ async def running_system(
 
 @asynccontextmanager
 async def lone_engine(
-    up_arguments: Sequence[str], settings: Sequence[str] = (), *, without: Sequence[str] = ()
+    up_arguments: Sequence[str],
+    settings: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    adding: Sequence[str] = (),
 ) -> AsyncIterator[str]:
-    """One engine as planned, without gateway and learner; yields its URL. Options in `without` are left out.
+    """One engine as planned, without gateway and learner; yields its URL. Options in `without` are left out, then `adding` comes.
 
     Without `OUR_PARTS` it is stock vLLM, without `SPECULATION` too it is stock vLLM without speculation.
     """
     plan = planned(up_arguments, settings)
     spec = next(spec for spec in plan["processes"] if spec["role"] == "engine")
-    argv = without_options(spec["argv"], without)
+    argv = [*without_options(spec["argv"], without), *adding]
     env = os.environ | spec["env"] | {ENGINE_TOKEN_VARIABLE: LONE_ENGINE_TOKEN}
     if without:
         env["VLLM_PLUGINS"] = ""
@@ -238,6 +242,11 @@ def _words(up_arguments: Sequence[str], settings: Sequence[str]) -> list[str]:
 def make_draft(up_arguments: Sequence[str], settings: Sequence[str]) -> None:
     """A random draft in the settings' state directory, made active as `up` does; raises SystemUnderTestError."""
     _paceline("draft", "init", *_words(up_arguments, settings))
+
+
+def export_draft(state_dir: Path, version: int, directory: Path) -> None:
+    """The version as a checkpoint that `draft.checkpoint` takes; raises SystemUnderTestError."""
+    _paceline("draft", "export", str(version), str(directory), "--set", f"state.dir={state_dir}")
 
 
 def _paceline(*words: str) -> str:

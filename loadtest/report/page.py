@@ -50,22 +50,27 @@ def page(analysis: Analysis, figures: Mapping[str, str], comparisons: Sequence[C
     parts = [
         f"<h1>{name}</h1><p class=what>{escape(analysis.scenario.what)}<br><small>{escape(_origin(analysis))}</small></p>",
         _words(sentences(analysis)),
-        _wide(figures.get("over_time"), _TIME_CAPTION),
-        _wide(figures.get("positions_over_time"), ""),
+        wide(figures.get("over_time"), _TIME_CAPTION),
+        wide(figures.get("positions_over_time"), ""),
         "<h2>Measures</h2>",
-        _scroll(_measures(analysis)),
+        scroll(_measures(analysis)),
         "<h2>Distributions and groups</h2>",
         _pair(figures, (("latencies",), ("domains", "positions"))),
         *_groups(analysis),
         *_swaps(analysis),
-        _wide(figures.get("engines"), ""),
+        wide(figures.get("engines"), ""),
         *_comparison(comparisons),
         f"<p><small>{escape(_fine_print(analysis))}</small></p>",
     ]
+    return document(name, parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page of these parts; `title` is HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{name}</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -95,7 +100,7 @@ def _origin(analysis: Analysis) -> str:
     )
 
 
-def _wide(svg: str | None, caption: str) -> str:
+def wide(svg: str | None, caption: str) -> str:
     """On a narrow screen the figure scrolls sideways, and the page does not."""
     return f"<figure><div class=wide>{svg}</div><figcaption>{escape(caption)}</figcaption></figure>" if svg else ""
 
@@ -106,11 +111,12 @@ def _pair(figures: Mapping[str, str], columns: Iterable[Sequence[str]]) -> str:
     return "<div class=pair>" + "".join(f"<div>{stack}</div>" for stack in stacks) + "</div>"
 
 
-def _scroll(table: str) -> str:
-    return f"<div class=wide>{table}</div>"
+def scroll(wide_part: str) -> str:
+    return f"<div class=wide>{wide_part}</div>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Of plain texts."""
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f"<table><thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr></thead><tbody>{cells}</tbody></table>"
@@ -124,7 +130,7 @@ def _measures(analysis: Analysis) -> str:
         if estimate is not None:
             scale, unit = measure.shown
             rows.append((measure.title, *_parts(estimate, scale), unit))
-    return _table(("", "value", "95 % interval", "unit"), rows)
+    return table(("", "value", "95 % interval", "unit"), rows)
 
 
 def _parts(estimate: Estimate, scale: float) -> tuple[str, str]:
@@ -150,7 +156,7 @@ def _groups(analysis: Analysis) -> list[str]:
             rows: list[tuple[str, ...]] = [_row(name, summary) for name, summary in summaries.items()]
             if all(row[-1] == number(None) for row in rows):
                 head, rows = head[:-1], [row[:-1] for row in rows]
-            found.append(f"<h2>{title}</h2>{_scroll(_table(head, rows))}")
+            found.append(f"<h2>{title}</h2>{scroll(table(head, rows))}")
     return found
 
 
@@ -188,7 +194,7 @@ def _swaps(analysis: Analysis) -> list[str]:
             f"Within {blip.half_width_s:g} s of a swap. The longest wait between two chunks beside swaps: "
             f"{number(blip.largest_gap_ms[0])} ms; in as many windows halfway between them: {number(blip.largest_gap_ms[1])} ms."
         )
-    return [f"<h2>Swaps</h2>{_scroll(_table(head, rows))}<p><small>{escape(note)}</small></p>"]
+    return [f"<h2>Swaps</h2>{scroll(table(head, rows))}<p><small>{escape(note)}</small></p>"]
 
 
 def _comparison(comparisons: Sequence[Comparison]) -> list[str]:
@@ -196,7 +202,7 @@ def _comparison(comparisons: Sequence[Comparison]) -> list[str]:
         return []
     rows = [(row.measure.title, number(row.before), number(row.after), change(row), row.verdict) for row in comparisons]
     head = ("", "baseline", "this run", "change", "verdict")
-    return [f"<h2>Against the baseline</h2>{_scroll(_table(head, rows))}"]
+    return [f"<h2>Against the baseline</h2>{scroll(table(head, rows))}"]
 
 
 def _fine_print(analysis: Analysis) -> str:

@@ -58,20 +58,9 @@ async def conduct(
 ) -> RunRecord:
     """Run it and return what `run.json` says. An interrupt ends it early; what was measured is kept."""
     async with new_session(None) as session:
-        with _prompt_machine() as niceness:
+        with prompt_machine() as niceness:
             clock = Clock()
-            record = RunRecord(
-                name=scenario.name,
-                url=target.url,
-                model=target.model,
-                seed=scenario.seed,
-                started_at_s=clock.started_at_s,
-                commit=provenance.commit,
-                machine=machine(),
-                versions=dict(provenance.versions),
-                num_broken=dict(provenance.num_broken),
-                niceness=niceness,
-            )
+            record = begun(scenario, target, clock, provenance, niceness)
             output.write_run(record)
             record = await _Run(scenario, plans, prompts, target, output, session, clock).measure(record)
     return _written(output, record)
@@ -84,6 +73,22 @@ def _written(output: Output, record: RunRecord) -> RunRecord:
     except OutputError as error:
         return msgspec.structs.replace(record, is_valid=False, invalid_reasons=[*record.invalid_reasons, str(error)])
     return record
+
+
+def begun(scenario: Scenario, target: Target, clock: Clock, provenance: Provenance, niceness: int) -> RunRecord:
+    """What `run.json` says while the run goes on."""
+    return RunRecord(
+        name=scenario.name,
+        url=target.url,
+        model=target.model,
+        seed=scenario.seed,
+        started_at_s=clock.started_at_s,
+        commit=provenance.commit,
+        machine=machine(),
+        versions=dict(provenance.versions),
+        num_broken=dict(provenance.num_broken),
+        niceness=niceness,
+    )
 
 
 class _Run:
@@ -197,7 +202,7 @@ def _set_niceness(niceness: int) -> None:
 
 
 @contextmanager
-def _prompt_machine() -> Iterator[int]:
+def prompt_machine() -> Iterator[int]:
     """Settings of this process that keep its lag small and its connections unbounded; yields its niceness."""
     switch_interval_s = sys.getswitchinterval()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

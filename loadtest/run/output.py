@@ -35,7 +35,7 @@ class Output:
             directory.mkdir(parents=True, exist_ok=True)
             if any(directory.iterdir()):
                 raise OutputError(f"{directory} is not empty; give another directory with --out")
-            (directory / SCENARIO_FILE).write_text(as_toml(scenario))
+            self.write_scenario(scenario)
             self._requests = (directory / REQUESTS_FILE).open("wb", buffering=_BUFFER_BYTES)
             self._timeline = (directory / TIMELINE_FILE).open("wb", buffering=_BUFFER_BYTES)
         except OSError as error:
@@ -43,6 +43,10 @@ class Output:
         self._encoder = msgspec.json.Encoder()
         self.problem: str | None = None
         """Why nothing is kept any more, from then on."""
+
+    def write_scenario(self, scenario: Scenario) -> None:
+        """Anew where the run itself decides how long its phases are."""
+        (self.directory / SCENARIO_FILE).write_text(as_toml(scenario))
 
     def add_request(self, record: RequestRecord) -> None:
         self._keep(self._requests, record)

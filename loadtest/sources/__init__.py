@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.scenario import is_file
-from loadtest.sources import chats, human_eval, reasoning_gym, sharegpt
+from loadtest.sources import chats, human_eval, reasoning_gym, sharegpt, tool_calls
 from loadtest.traffic import Prompt, Source, TrafficError
 
-PACKAGES = {"human_eval": human_eval.load, "reasoning_gym": reasoning_gym.load, "sharegpt": sharegpt.load}
+PACKAGES = {
+    "human_eval": human_eval.load,
+    "reasoning_gym": reasoning_gym.load,
+    "sharegpt": sharegpt.load,
+    "tool_calls": tool_calls.load,
+}
 
 
 def load(name: str) -> Source:

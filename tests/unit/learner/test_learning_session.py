@@ -222,6 +222,24 @@ def test_what_became_of_an_evaluation_is_reported_in_words(config, gateway):
     session.close()
 
 
+def test_without_a_gate_drafts_follow_one_another_by_steps_and_not_by_time(config, make_request, gateway):
+    session = LearningSession(config(gate={"unjudged_every_steps": 3, "every_s": 3600.0}), 0)
+    wait_until(lambda: session.reporter.is_connected)
+    for n in range(4):
+        session._remember(make_request(f"k{n}", prompt_key=f"q{n}"), on_disk=False)
+    due = []
+    while session.trainer.num_steps < 7:
+        session.train()
+        due.append((session.trainer.num_steps, session.gate_is_due()))
+        if due[-1][1]:
+            session.gate()
+            # The gateway's word on what is active comes with its reply to a report; till then it looks as if it was rolled back.
+            wait_until(lambda: session.active_version == gateway.store.active())
+    assert [number for number, is_due in due if is_due] == [3, 6]
+    assert gateway.store.active() == 2
+    session.close()
+
+
 def test_another_target_is_a_start_up_error(config, target_dir):
     from safetensors.torch import save_file
 

@@ -45,10 +45,16 @@ def trained(spec, target_dir, target, make_request):
 
 @pytest.fixture
 def publisher(gateway, spec, target):
-    def build(url: str = gateway.url) -> Publisher:
+    def build(url: str = gateway.url, **settings: int) -> Publisher:
         evaluator = Evaluator(target, 3, dtype=torch.float32, max_context_rows=64)
         return Publisher(
-            gateway.store, AdminClient(url), evaluator, spec=spec, target=target, settings=GateSettings(), keep_versions=2
+            gateway.store,
+            AdminClient(url),
+            evaluator,
+            spec=spec,
+            target=target,
+            settings=GateSettings(**settings),
+            keep_versions=2,
         )
 
     return build
@@ -76,6 +82,18 @@ def test_the_same_draft_again_is_rejected_and_not_written(publisher, trained, re
     assert owner.consider(trained, TRAINING, replay, 1) == "rejected"
     assert gateway.store.versions() == [0, 1]
     assert dict(owner.decisions) == {"accepted": 1, "rejected": 1}
+
+
+def test_without_a_gate_every_draft_serves_and_none_returns(publisher, trained, replay, gateway, spec, target_dir, target):
+    owner = publisher(unjudged_every_steps=50)
+    gateway.store.set_floor(0)
+    worse = random_draft(spec, target_dir, target, seed=1)
+    assert [owner.consider(draft, TRAINING, replay, active) for active, draft in enumerate((trained, worse, worse))] == [
+        "accepted"
+    ] * 3
+    assert [(version, body["force"]) for version, body, _ in gateway.activations] == [(1, True), (2, True), (3, True)]
+    assert gateway.store.manifest(2).gate is None
+    assert not owner.decisions
 
 
 @pytest.mark.parametrize(("status", "code"), [(409, "stale_expected_active"), (409, "swap_refused"), (422, "bad_artifact")])

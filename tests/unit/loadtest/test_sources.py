@@ -57,7 +57,7 @@ def test_loading_imports_nothing_heavy() -> None:
 
 
 def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
-    with pytest.raises(TrafficError, match=r"'share_gpt'; there are human_eval, reasoning_gym, sharegpt"):
+    with pytest.raises(TrafficError, match=r"'share_gpt'; there are human_eval, reasoning_gym, sharegpt, tool_calls"):
         load("share_gpt")
 
 

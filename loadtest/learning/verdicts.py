@@ -1,0 +1,167 @@
+"""The bars of the learning benchmark, from what its arms left. A bar whose arms are missing is not measured, and says which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from loadtest.bars.registry import Bar, Measured, load
+from loadtest.learning import measures
+from loadtest.learning.answers import Answer, ArmRun
+from loadtest.learning.benchmark import AURORA, COLD, FRESH, NONE, OURS, STATIC, Arm, Benchmark, StreamPhase
+from loadtest.statistics import Estimate
+
+GOAL_AL = 1.8
+CHATS = "sharegpt"
+FUNCTION = "learning_stream:measured"
+"""What the entries of bars.toml name."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is there to judge."""
+
+    benchmark: Benchmark
+    arms: Mapping[str, ArmRun]
+    """Those that ran."""
+
+
+def bars() -> list[Bar]:
+    return [bar for bar in load() if bar.function == FUNCTION]
+
+
+def measured(results: Results) -> dict[str, Measured]:
+    """By the part of a bar's name after the dot."""
+    return {name: _measure(results, needs, measure) for name, (needs, measure) in _MEASURES.items()}
+
+
+def _measure(results: Results, needs: Sequence[str], measure: Callable[[Results], Measured]) -> Measured:
+    missing = [name for name in needs if name not in results.arms]
+    if missing:
+        return Measured(None, {"reason": f"arms that did not run: {', '.join(missing)}"})
+    return measure(results)
+
+
+def _day_0(results: Results) -> Measured:
+    """At the end of the fresh arm's work: speed over that without speculation."""
+    fresh = results.arms[FRESH]
+    return _ratio(results, FRESH, NONE, measures.last_part(list(fresh.answers.values())))
+
+
+def _tokens_to_al(results: Results) -> Measured:
+    found = measures.tokens_to_reach(results.arms[FRESH], GOAL_AL)
+    if found is None or not found.is_reached:
+        return Measured(None, {"reason": _not_reached(FRESH, found)})
+    return Measured(found.num_tokens, {})
+
+
+def _tokens_to_al_of_aurora(results: Results) -> Measured:
+    """Where the recipe does not get there, its tokens are at least those it saw, and the share is an upper bound."""
+    ours, theirs = (measures.tokens_to_reach(results.arms[name], GOAL_AL) for name in (FRESH, AURORA))
+    if ours is None or theirs is None or not ours.is_reached or not theirs.num_tokens:
+        return Measured(None, {"reason": _not_reached(FRESH, ours)})
+    detail: dict[str, Any] = {"ours": ours.num_tokens, "aurora": theirs.num_tokens}
+    if not theirs.is_reached:
+        detail["note"] = f"{_not_reached(AURORA, theirs)}: the share is at most this"
+    return Measured(ours.num_tokens / theirs.num_tokens, detail)
+
+
+def _not_reached(arm: str, found: measures.Reached | None) -> str:
+    if found is None:
+        return f"{arm} answered fewer than {measures.UNSEEN_WINDOW} unseen prompts"
+    return f"{arm} did not reach AL {GOAL_AL} on unseen prompts within {found.num_tokens} tokens"
+
+
+def _chat_al(results: Results) -> Measured:
+    """On unseen prompts in the second half of the phase of chats; `rising` tells of the first half."""
+    arm = results.arms[OURS]
+    phases = [phase.name for phase in results.benchmark.phases_of(_arm(results, OURS)) if set(phase.traffic) == {CHATS}]
+    unseen = [one for name in phases for one in arm.of_phase(name) if one.is_unseen]
+    if not unseen:
+        return Measured(None, {"reason": f"no phase of {OURS} has unseen prompts of {CHATS}"})
+    middle = len(unseen) // 2
+    first, second = measures.acceptance_length(unseen[:middle]), measures.acceptance_length(unseen[middle:])
+    return Measured(second, {"first_half": first, "rising": first is not None and second is not None and second > first})
+
+
+def _shift_speed_up(results: Results) -> Measured:
+    """The least of all domains the traffic shifts to, at the end of their phases."""
+    found: dict[str, Estimate] = {}
+    for phase in shifted_phases(results.benchmark.phases_of(_arm(results, OURS))):
+        end = measures.last_part(results.arms[OURS].of_phase(phase.name))
+        paired = measures.pairs(results.arms[OURS], results.arms[STATIC], end)
+        found[phase.name] = measures.speed_up(paired)
+    if not found:
+        return Measured(None, {"reason": "the traffic does not shift"})
+    return Measured(min(estimate.value for estimate in found.values()), {name: shown(one) for name, one in found.items()})
+
+
+def _worst_minute(other: str) -> Callable[[Results], Measured]:
+    def measure(results: Results) -> Measured:
+        worst = measures.worst_minute(results.arms[OURS], results.arms[other])
+        if worst is None:
+            return Measured(None, {"reason": f"{OURS} and {other} share no request"})
+        detail = {"interval": shown(worst.speed_up), "at_s": round(worst.start_s, 1), "phase": worst.phase,
+                  "requests": worst.num_pairs, "windows": worst.num_windows}  # fmt: skip
+        return Measured(worst.speed_up.value, detail)
+
+    return measure
+
+
+def _return_windows(results: Results) -> Measured:
+    """Back to the first domain."""
+    phases = results.benchmark.phases_of(_arm(results, OURS))
+    again = [phase.name for phase in phases[2:] if phase.traffic == phases[0].traffic]
+    if not again:
+        return Measured(None, {"reason": f"no later phase of {OURS} has the traffic of {phases[0].name!r}"})
+    number = measures.windows_to_regain(results.arms[OURS], phases[0].name, again[0])
+    if number is None:
+        return Measured(None, {"reason": "no verify steps to judge by"})
+    return Measured(number, {"window": f"{measures.CANARY_STEPS} verify steps"})
+
+
+def _cold_batch(results: Results) -> Measured:
+    return _ratio(results, COLD, NONE)
+
+
+def _ratio(results: Results, judged: str, other: str, among: Sequence[Answer] | None = None) -> Measured:
+    paired = measures.pairs(results.arms[judged], results.arms[other], among)
+    if not paired:
+        return Measured(None, {"reason": f"{judged} and {other} share none of these requests"})
+    found = measures.speed_up(paired)
+    return Measured(found.value, {"interval": shown(found), "requests": len(paired)})
+
+
+def shifted_phases(phases: Sequence[StreamPhase]) -> list[StreamPhase]:
+    """Those whose traffic is not that of the phase before, nor of the first phase."""
+    return [
+        later
+        for earlier, later in pairwise(phases)
+        if (later.traffic, later.end_traffic) != (earlier.traffic, earlier.end_traffic) and later.traffic != phases[0].traffic
+    ]
+
+
+def shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def _arm(results: Results, name: str) -> Arm:
+    found = results.benchmark.find(name)
+    assert found is not None, "an arm that ran is in the benchmark"
+    return found
+
+
+_MEASURES: Mapping[str, tuple[tuple[str, ...], Callable[[Results], Measured]]] = {
+    "day_0_speed_up": ((FRESH, NONE), _day_0),
+    "tokens_to_al": ((FRESH,), _tokens_to_al),
+    "tokens_to_al_share": ((FRESH, AURORA), _tokens_to_al_of_aurora),
+    "chat_al": ((OURS,), _chat_al),
+    "shift_speed_up": ((OURS, STATIC), _shift_speed_up),
+    "worst_minute_static": ((OURS, STATIC), _worst_minute(STATIC)),
+    "worst_minute_none": ((OURS, NONE), _worst_minute(NONE)),
+    "return_windows": ((OURS,), _return_windows),
+    "cold_batch_speed": ((COLD, NONE), _cold_batch),
+}
+"""The arms each needs, and how it is measured."""

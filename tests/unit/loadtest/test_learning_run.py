@@ -1,0 +1,216 @@
+"""A whole learning benchmark in front of servers that answer at once: what is run, what is left, what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from run_rig import Server, lines, serving
+
+from loadtest.bars.registry import Measured
+from loadtest.learning.arms import RunningArm
+from loadtest.learning.benchmark import SHIPPED, Arm, Benchmark
+from loadtest.learning.command import run_and_report
+from loadtest.learning.verdicts import Results, measured
+from loadtest.records import RequestRecord
+from loadtest.report.analysis import analyse
+from loadtest.run.conduct import Provenance
+from loadtest.system import SystemUnderTestError
+from wire.errors import ConfigError
+
+SMOKE = SHIPPED / "smoke.toml"
+
+
+def answering(al: float, step_s: float) -> Callable[[dict[str, Any], Callable[[Any], Awaitable[None]]], Awaitable[None]]:
+    """Eight verify steps of this mean AL, this long each."""
+
+    async def script(_body: dict[str, Any], send: Callable[[Any], Awaitable[None]]) -> None:
+        accepted = [int(number < 8 * (al - 1)) for number in range(8)]
+        for _ in accepted:
+            await asyncio.sleep(step_s)
+            await send({"choices": [{"delta": {"content": "yes "}, "finish_reason": None}]})
+        usage: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": 8 + sum(accepted), "total_tokens": 13 + sum(accepted)}
+        metrics = {"per_step_accepted": accepted, "per_step_drafted": [1] * 8, "num_spec_tokens": 1}
+        await send({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        await send({"choices": [], "usage": usage, "metrics": {"speculative_decoding": metrics}})
+        await send("[DONE]")
+
+    return script
+
+
+async def refusing(_body: dict[str, Any], _send: Callable[[Any], Awaitable[None]]) -> None:
+    """Nothing is sent: a 503."""
+
+
+@dataclass
+class Machine:
+    """Starts servers in place of systems."""
+
+    started: list[tuple[str, list[str]]] = field(default_factory=list)
+    asked: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    fails: set[str] = field(default_factory=set)
+    """Arms that do not start."""
+    is_broken: bool = False
+    """Requests are refused."""
+
+    @asynccontextmanager
+    async def start(self, arm: Arm, settings: Sequence[str]) -> AsyncIterator[RunningArm]:
+        self.started.append((arm.name, list(settings)))
+        if arm.name in self.fails:
+            raise SystemUnderTestError("it did not start")
+        server = Server(
+            refusing if self.is_broken else answering(1.0 if arm.method == "none" else 1.5, 0.001),
+            asked=self.asked.setdefault(arm.name, []),
+        )
+        async with serving(server) as url:
+            yield _Kept(url)
+
+
+class _Kept(RunningArm):
+    async def keep_draft(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "model.safetensors").write_text(self.url)
+
+
+def run(
+    directory: Path, machine: Machine, *, arms: Sequence[str] = (), benchmark: Benchmark | None = None
+) -> tuple[Results, dict[str, str], list[str]]:
+    said: list[str] = []
+    one = benchmark or Benchmark.read(SMOKE, [])
+    whole = run_and_report(one, arms, directory, machine.start, (), Provenance(None, {}, {}), said.append)
+    return *asyncio.run(whole), said
+
+
+@pytest.fixture(autouse=True)
+def _a_model_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def model(*_: object) -> str:
+        return "m"
+
+    monkeypatch.setattr("loadtest.run.target._first_model", model)
+
+
+def test_every_arm_does_the_same_work(tmp_path: Path) -> None:
+    machine = Machine()
+    results, failures, said = run(tmp_path, machine)
+    assert not failures
+    assert [name for name, _ in machine.started] == ["none", "fresh", "static", "ours"]
+    prompts = {
+        name: [(one.index, one.prompt_id) for one in lines(tmp_path / name / "requests.jsonl", RequestRecord)]
+        for name in ("none", "static", "ours")
+    }
+    assert prompts["none"] == prompts["static"] == prompts["ours"]
+    found = measured(results)
+    assert found["worst_minute_none"].value is not None
+    assert found["shift_speed_up"].value == pytest.approx(1.0, abs=0.5)
+    assert any("P4.shift_speed_up" in line for line in said)
+    assert json.loads((tmp_path / "learning.json").read_text())["arms"].keys() == {"none", "fresh", "static", "ours"}
+    assert "<svg" in (tmp_path / "learning.html").read_text()
+
+
+def test_an_arms_directory_is_that_of_any_load_test(tmp_path: Path) -> None:
+    run(tmp_path, Machine())
+    found = analyse(tmp_path / "ours")
+    assert not found.why_invalid
+    assert found.acceptance_source == "requests"
+    assert found.everything.acceptance_length.value == pytest.approx(1.5)
+    shifts = [(recovery.shift.before, recovery.shift.after) for recovery in found.recoveries]
+    assert shifts == [("human_eval", "tool_calls"), ("tool_calls", "human_eval")]
+    requests = lines(tmp_path / "ours" / "requests.jsonl", RequestRecord)
+    for recovery, before, after in zip(found.recoveries, ("code", "tools"), ("tools", "code again"), strict=True):
+        last_end_s = max(one.ended_at_s for one in requests if one.phase == before)
+        first_sent_s = min(one.sent_at_s for one in requests if one.phase == after)
+        assert last_end_s <= recovery.shift.at_s <= first_sent_s
+
+
+def test_unseen_prompts_are_kept_from_the_learner(tmp_path: Path) -> None:
+    machine = Machine()
+    run(tmp_path, machine, arms=["fresh"])
+    captured = [body["headers"].get("X-Paceline-Capture") for body in machine.asked["fresh"]]
+    stream = captured[-8:]
+    assert stream == [None, None, None, "off", None, None, None, "off"]
+    assert set(captured[:-8]) == {"off"}, "warming up teaches nothing"
+
+
+def test_what_is_done_is_not_done_again_and_what_broke_off_is(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), arms=["none", "fresh"])
+    (tmp_path / "none" / "arm.json").unlink()
+    machine = Machine()
+    results, _, said = run(tmp_path, machine, arms=["none", "fresh", "static"])
+    assert [name for name, _ in machine.started] == ["none", "static"]
+    assert "fresh: done before" in said
+    assert list(results.arms) == ["none", "fresh", "static"]
+
+
+def test_an_arm_starts_from_where_the_other_ended(tmp_path: Path) -> None:
+    machine = Machine()
+    run(tmp_path, machine)
+    settings = dict(machine.started)
+    assert f"draft.checkpoint={tmp_path / 'fresh' / 'draft'}" in settings["ours"]
+    assert not any(word.startswith("draft.checkpoint") for word in settings["fresh"])
+
+
+def test_arms_from_another_draft_are_not_mixed_in(tmp_path: Path) -> None:
+    run(tmp_path, Machine())
+    shutil.rmtree(tmp_path / "fresh")
+    results, failures, _ = run(tmp_path, Machine())
+    assert list(results.arms) == ["none", "fresh"]
+    assert set(failures) == {"static", "ours"}
+
+
+def test_an_arm_without_the_draft_it_starts_from_fails_and_says_so(tmp_path: Path) -> None:
+    _, failures, _ = run(tmp_path, Machine(), arms=["none", "static"])
+    assert failures == {"static": "static starts from the draft of fresh, which has not run; run it too (--arms)"}
+
+
+def test_an_arm_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    results, failures, _ = run(tmp_path, Machine(fails={"none"}))
+    assert failures == {"none": "it did not start"}
+    assert list(results.arms) == ["fresh", "static", "ours"]
+    assert measured(results)["worst_minute_none"] == Measured(None, {"reason": "arms that did not run: none"})
+
+
+def test_an_arm_whose_requests_failed_is_marked(tmp_path: Path) -> None:
+    _, failures, said = run(tmp_path, Machine(is_broken=True), arms=["fresh"])
+    assert not failures
+    assert "fresh IS NOT VALID: 8 of 8 requests failed" in said
+
+
+def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), arms=["none"])
+    changed = Benchmark.read(SMOKE, ["seed=1"])
+    results, failures, _ = run(tmp_path, Machine(), arms=["none"], benchmark=changed)
+    assert "other work or settings" in failures["none"]
+    assert not results.arms
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "thesis.tex").write_text("precious")
+    _, failures, _ = run(tmp_path, Machine(), arms=["none"])
+    assert "holds something that is no arm" in failures["none"]
+    assert (tmp_path / "none" / "thesis.tex").read_text() == "precious"
+
+
+def test_an_unknown_arm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no arm \['theirs'\]; there are none, fresh"):
+        run(tmp_path, Machine(), arms=["theirs"])
+
+
+def test_what_is_not_available_is_said_and_asked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.learning.command.why_unavailable", lambda _arm: "no package")
+    machine = Machine()
+    _, _, said = run(tmp_path, machine, arms=["none"])
+    assert not machine.started
+    assert "none is not available: no package" in said
+    assert msgspec.json.decode((tmp_path / "none" / "arm.json").read_bytes())["unavailable"] == "no package"
+    monkeypatch.setattr("loadtest.learning.command.why_unavailable", lambda _arm: None)
+    results, _, _ = run(tmp_path, machine, arms=["none"])
+    assert list(results.arms) == ["none"]
