@@ -16,10 +16,11 @@ _MIN_CORES_FOR_SPARE = 4
 class CoreShares:
     pools: dict[str, tuple[int, ...]]
     learner: tuple[int, ...]
+    """Its own; none where the engines have them all, and it takes, last of all, whatever time any core has left."""
 
 
 def share_cores(config: SystemConfig, available: Sequence[int]) -> CoreShares:
-    """The first cores to the engines' compute threads, the last to the learner, everything else unpinned.
+    """The first cores to the engines' compute threads, the last to the learner if engines leave one, everything else unpinned.
 
     Raises ConfigError where a pool names a core this machine does not offer.
     """
@@ -47,4 +48,4 @@ def share_cores(config: SystemConfig, available: Sequence[int]) -> CoreShares:
         size = share + (index < extra)
         pools[pool.id] = tuple(compute[start : start + size]) or (compute[index % len(compute)],)
         start += size
-    return CoreShares(pools=pools, learner=learner or tuple(available[-1:]))
+    return CoreShares(pools=pools, learner=learner)

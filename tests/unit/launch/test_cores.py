@@ -20,13 +20,16 @@ def test_two_cores_are_one_for_the_engine_and_one_for_the_learner() -> None:
 
 def test_one_core_is_shared() -> None:
     shares = share_cores(config(), (5,))
-    assert (shares.pools, shares.learner) == ({"e0": (5,)}, (5,))
+    assert (shares.pools, shares.learner) == ({"e0": (5,)}, ())
 
 
 def test_two_engines_never_share_a_core_while_there_are_two() -> None:
     shares = share_cores(config(2), (0, 1))
     assert shares.pools == {"e0": (0,), "e1": (1,)}
-    assert shares.learner == (1,)
+
+
+def test_a_learner_without_a_core_of_its_own_may_use_what_any_core_has_left() -> None:
+    assert share_cores(config(2), (0, 1)).learner == ()
 
 
 def test_many_cores_are_split_evenly_and_one_is_left_to_http() -> None:
