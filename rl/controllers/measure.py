@@ -36,14 +36,14 @@ def imbalance(trainer: float, generator: float) -> dict[str, float]:
     ]
     late = [run[first : first + NUM_MATCHING] for run in runs for first in range(NUM_MATCHING, NUM_INTERVALS, NUM_MATCHING)]
     every = [interval for run in runs for interval in run]
-    bound_by = min(world.generator_capacity(START), world.trainer_capacity(START))
     return {
         "slower_utilisation_pct": 100.0 * min(slower_utilisation(window) for window in late),
         "worst_interval_pct": 100.0 * min(slower_utilisation([interval]) for window in late for interval in window),
         "over_staleness_bound": max(max(interval.max_staleness for interval in every) - world.max_staleness, 0),
         "staleness_bound": world.max_staleness,
         "evicted_pct": 100.0 * sum(interval.num_evicted for interval in every) / (len(every) * world.groups_per_update),
-        "throughput_over_first_split": trained_tokens_per_s([interval for window in late for interval in window]) / bound_by,
+        "throughput_over_first_split": trained_tokens_per_s([interval for window in late for interval in window])
+        / world.tokens_per_s_at(START),
         "max_moves": max(num_moves(run) for run in runs),
         "num_runs": len(runs),
     }

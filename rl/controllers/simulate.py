@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp, inf
 from random import Random
+from typing import NamedTuple
 
 from rl.controllers import matching
 from rl.controllers.matching import Matching, MatchingDecision, MatchingReading
 from rl.controllers.split import Split, SplitLimits
 
-_ALMOST_NOTHING = 1e-9
+_ALMOST_NOTHING = 1e-6
+"""Tokens or seconds."""
 _EQUAL = 0.99
 """Capacities closer than that are equal."""
 
@@ -60,6 +62,10 @@ class World:
 
     def trainer_capacity(self, split: Split) -> float:
         return self.trainer_tokens_per_s * split.trainer**self.trainer_exponent
+
+    def tokens_per_s_at(self, split: Split) -> float:
+        """Of the slower side: what could be trained on at most."""
+        return min(self.generator_capacity(split), self.trainer_capacity(split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +123,11 @@ def num_moves(intervals: Sequence[Interval]) -> int:
     return sum(before.split != after.split for before, after in pairwise(intervals))
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(NamedTuple):
     order: int
     version: int
     """Of the weights its first token was made with."""
     num_tokens: float
-    num_left: float
-
-    def __lt__(self, other: _Group) -> bool:
-        return self.order < other.order
 
 
 @dataclass(slots=True)
@@ -160,17 +161,22 @@ class Simulation:
         self._version = 0
         self._num_begun = 0
         self._num_trained = 0
-        self._active: list[_Group] = []
+        self._served = 0.0
+        """Tokens that a stream has made which was always busy."""
+        self._active: list[tuple[float, _Group]] = []
+        """Heap by what `_served` is when the group is finished."""
         self._ready: list[_Group] = []
-        self._training: _Group | None = None
+        """Heap by order."""
+        self._training_left = 0.0
+        """Tokens of the group that is trained on."""
         self._update_left_s = 0.0
 
     def interval(self) -> Interval:
         """Run until the next update."""
         tally, version = _Tally(), self._version
         while self._version == version:
-            self._begin_groups()
             self._take_group(tally)
+            self._begin_groups()
             self._advance(tally)
         return Interval(
             world=self.world,
@@ -188,17 +194,18 @@ class Simulation:
         """Admission: what is trained on, waits and is in flight stays below (eta + version + 1) * B."""
         world = self.world
         while len(self._active) < world.num_streams:
-            num_admitted = self._num_trained + len(self._ready) + len(self._active) + int(self._training is not None)
+            num_admitted = self._num_trained + len(self._ready) + len(self._active) + int(self._training_left > 0.0)
             if num_admitted >= (world.max_staleness + self._version + 1) * world.groups_per_update:
                 return
             spread = world.length_spread
             num_tokens = world.tokens_per_group * exp(self._random.gauss(-spread * spread / 2.0, spread))
-            self._active.append(_Group(self._num_begun, self._version, num_tokens, num_tokens))
+            group = _Group(self._num_begun, self._version, num_tokens)
+            heapq.heappush(self._active, (self._served + num_tokens, group))
             self._num_begun += 1
 
     def _take_group(self, tally: _Tally) -> None:
         """The trainer takes the oldest group; one that is too stale by now is evicted."""
-        while self._training is None and self._ready and self._update_left_s <= 0.0:
+        while self._training_left <= 0.0 and self._ready and self._update_left_s <= 0.0:
             group = heapq.heappop(self._ready)
             staleness = self._version - group.version
             if staleness > self.world.max_staleness:
@@ -206,7 +213,7 @@ class Simulation:
                 tally.wasted_tokens += group.num_tokens
                 continue
             tally.max_staleness = max(tally.max_staleness, staleness)
-            self._training = replace(group, num_left=group.num_tokens)
+            self._training_left = group.num_tokens
 
     def _advance(self, tally: _Tally) -> None:
         """To the next event: a group is generated, one is trained on, or the update is over."""
@@ -214,11 +221,11 @@ class Simulation:
         each = 0.0
         if self._active and not is_updating:
             each = self.world.raw_generator_capacity(self.split) / len(self._active)
-        speed = self.world.trainer_capacity(self.split) if self._training is not None else 0.0
+        speed = self.world.trainer_capacity(self.split) if self._training_left > 0.0 else 0.0
         step_s = min(
             self._update_left_s if is_updating else inf,
-            min(group.num_left for group in self._active) / each if each else inf,
-            self._training.num_left / speed if self._training is not None else inf,
+            (self._active[0][0] - self._served) / each if each else inf,
+            self._training_left / speed if speed else inf,
         )
         tally.duration_s += step_s
         tally.generator_busy_s += step_s if each else 0.0
@@ -231,10 +238,10 @@ class Simulation:
         self._train(step_s * speed)
 
     def _generate(self, num_tokens: float, tally: _Tally) -> None:
-        for group in self._active:
-            group.num_left -= num_tokens
-        for group in [group for group in self._active if group.num_left <= _ALMOST_NOTHING]:
-            self._active.remove(group)
+        """Each stream makes that many tokens."""
+        self._served += num_tokens
+        while self._active and self._active[0][0] <= self._served + _ALMOST_NOTHING:
+            _, group = heapq.heappop(self._active)
             tally.finished_tokens += group.num_tokens
             if self._random.random() < self.world.useful_share:
                 heapq.heappush(self._ready, group)
@@ -242,12 +249,12 @@ class Simulation:
                 tally.wasted_tokens += group.num_tokens
 
     def _train(self, num_tokens: float) -> None:
-        if self._training is None:
+        if self._training_left <= 0.0:
             return
-        self._training.num_left -= num_tokens
-        if self._training.num_left > _ALMOST_NOTHING:
+        self._training_left -= num_tokens
+        if self._training_left > _ALMOST_NOTHING:
             return
-        self._training = None
+        self._training_left = 0.0
         self._num_trained += 1
         if self._num_trained % self.world.groups_per_update == 0:
             self._update_left_s = max(self.world.update_s, _ALMOST_NOTHING)
