@@ -7,7 +7,7 @@ Source: the rules and numbers of prime-rl's controller (/work/shared/reference/r
 below 0.6 and the cap binds, trim above 0.8 to 0.7, take back the youngest above 0.9, x0.8 on preemption and x0.5 on its repeat,
 x0.9 where more than half as many wait as run for 6 readings, no growth after 15 s of silence. Ours: small steps above half of
 where the last cut found us (slow start and congestion avoidance, RFC 5681), since additive increase with multiplicative
-decrease is what settles (Chiu and Jain 1989); growth by a quarter for ever would find the same wall again and again.
+decrease is what settles (Chiu and Jain 1989); a wall that several small steps do not find again is held to be gone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SOFT, SOFT_GOAL, HARD = 0.8, 0.7, 0.9
 CUT_ON_PREEMPTION, CUT_ON_REPEAT, CUT_ON_QUEUE = 0.8, 0.5, 0.9
 LONG_QUEUE, QUEUE_READINGS = 0.5, 6
 SILENCE_S = 15.0
-CAREFUL_STEP = 1 / 32
-"""Of the cap, per turnover, once a cut has shown where the wall is."""
+CAREFUL_STEP, CAREFUL_TURNOVERS = 1 / 32, 8
+"""Share of the cap by which it grows where a cut has shown a wall, and after how many such steps the wall is held to be gone."""
 
 
 class ConcurrencyLimits(Config):
@@ -70,6 +70,8 @@ class Concurrency:
     cap: int
     careful_above: float = inf
     """From this cap on growth goes in small steps."""
+    num_careful: int = 0
+    """Small steps since the last cut."""
     heard_s: float | None = None
     """Time of the last usable reading."""
     finished_at_start: float | None = None
@@ -161,7 +163,8 @@ def _after_cut(
     after = replace(
         state,
         cap=cap,
-        careful_above=max(state.cap / 2.0, float(limits.least)),
+        careful_above=state.cap / 2.0,
+        num_careful=0,
         finished_at_start=None,
         most_kv_used=0.0,
         num_long_queues=0,
@@ -193,11 +196,12 @@ def _grown(
     cap = min(_next_cap(state), limits.most)
     if cap == state.cap:
         return over, ConcurrencyDecision(cap, taken_back, f"holds: {cap} is the most that is allowed")
-    grown = replace(over, cap=cap, is_after_preemption=False)
+    num_careful = state.num_careful + int(state.cap >= state.careful_above)
+    grown = replace(over, cap=cap, num_careful=num_careful, is_after_preemption=False)
     return grown, ConcurrencyDecision(cap, 0, f"grows from {state.cap}: the cap binds and KV was below {PLENTIFUL:.0%}")
 
 
 def _next_cap(state: Concurrency) -> int:
-    if state.cap < state.careful_above:
-        return min(ceil(state.cap * GROWTH), max(ceil(state.careful_above), state.cap + 1))
+    if state.cap < state.careful_above or state.num_careful >= CAREFUL_TURNOVERS:
+        return ceil(state.cap * GROWTH)
     return state.cap + max(1, floor(state.cap * CAREFUL_STEP))

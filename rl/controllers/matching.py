@@ -20,20 +20,21 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rl.controllers.lending import Lending
-from rl.controllers.reading import WINDOW, believable, middle
+from rl.controllers.reading import believable, middle
 from rl.controllers.scaling import Scaling
 from rl.controllers.split import Lane, Split, SplitLimits
 
 MIN_GAIN = 0.05
 """Of the slower side's capacity; a move costs an interval or two of disturbance."""
-MIN_READINGS = 3
-"""At a split before it is judged."""
+MIN_READINGS, KEPT_READINGS = 3, 8
+"""At a split before it is judged, and at most."""
 SETTLING = 1
 """Intervals after a move whose readings mix two splits."""
 KEPT_SPLITS = 8
 """Splits left lately, a return to which counts as one."""
-FORGIVEN_AFTER = 32
-"""Intervals without a move that take one return back."""
+FIRST_MEMORY = 64
+"""Intervals without a move after which what units bring is forgotten and one return forgiven; doubles each time, so that a
+machine that did not change is tried ever more rarely."""
 MIN_BUSY = 0.01
 """Less time than that at work tells no capacity."""
 WAITS = 0.05
@@ -75,6 +76,7 @@ class Matching:
     num_returns: int = 0
     num_quiet: int = 0
     """Intervals since the last move."""
+    memory: int = FIRST_MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,14 @@ def decide(limits: SplitLimits, state: Matching, reading: MatchingReading) -> tu
 
 def _observe(state: Matching, reading: MatchingReading) -> Matching:
     """Take in the capacities, and what the last move taught about scaling."""
-    quiet = state.num_quiet + 1
-    forgiven = int(quiet % FORGIVEN_AFTER == 0 and state.num_returns > 0)
-    state = replace(state, num_quiet=quiet, num_returns=state.num_returns - forgiven)
+    state = _forget(replace(state, num_quiet=state.num_quiet + 1))
     if state.settling:
         return replace(state, settling=state.settling - 1)
     generator = _capacity(reading.generator_tokens_per_s, reading.generator_busy)
     trainer = _capacity(reading.trainer_tokens_per_s, reading.trainer_busy)
     if generator is None or trainer is None:
         return state
-    state = replace(state, capacities=(*state.capacities, (generator, trainer))[-WINDOW:])
+    state = replace(state, capacities=(*state.capacities, (generator, trainer))[-KEPT_READINGS:])
     if state.before_move is None or len(state.capacities) < MIN_READINGS:
         return state
     before, (old_generator, old_trainer) = state.before_move
@@ -131,6 +131,20 @@ def _observe(state: Matching, reading: MatchingReading) -> Matching:
             (before.rollouts, old_generator), (state.split.rollouts, new_generator)
         ),
         trainer_scaling=state.trainer_scaling.after_move((before.trainer, old_trainer), (state.split.trainer, new_trainer)),
+    )
+
+
+def _forget(state: Matching) -> Matching:
+    """What was learnt long ago is learnt anew: another program may have come or gone."""
+    if state.num_quiet < state.memory:
+        return state
+    return replace(
+        state,
+        num_quiet=0,
+        memory=2 * state.memory,
+        num_returns=max(state.num_returns - 1, 0),
+        generator_scaling=Scaling(),
+        trainer_scaling=Scaling(),
     )
 
 

@@ -20,9 +20,9 @@ from pydantic import Field, model_validator
 from rl.controllers.reading import WINDOW, believable, extended, middle
 from wire.config import Config
 
-GAIN = 0.05
+GAIN = 0.02
 """Of the logarithm of the entropy's error, per update: small, because rollouts in flight answer updates later."""
-SLEW = 0.02
+SLEW = 0.01
 """Largest change of the temperature's logarithm in one update."""
 ACTS_FROM, ACTS_UNTIL = 0.15, 0.05
 """Logarithm of the entropy's error at which it begins to act and at which it stops (hysteresis)."""

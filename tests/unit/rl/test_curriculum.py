@@ -66,8 +66,8 @@ def test_most_groups_carry_signal_once_the_problems_are_known() -> None:
     school = School(300, seed=1)
     _, _, outcomes = attend(school, settings(), 100)
     uniform = share_with_signal(school.ask(tuple(range(300))))
-    assert uniform < 0.6
-    assert share_with_signal(outcomes[-640:]) > 0.8
+    assert uniform < 0.5
+    assert share_with_signal(outcomes[-640:]) > 0.65
 
 
 def test_it_follows_a_policy_that_learns() -> None:
@@ -76,7 +76,7 @@ def test_it_follows_a_policy_that_learns() -> None:
     school.skill = 5.0
     state, _, _ = attend(school, settings(), 80, state)
     _, _, outcomes = attend(school, settings(), 30, state)
-    assert share_with_signal(outcomes) > 0.75
+    assert share_with_signal(outcomes) > 0.6
 
 
 @pytest.mark.parametrize("exploration", [0.0, 0.2, 1.0])
