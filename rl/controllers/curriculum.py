@@ -21,13 +21,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from rl.controllers.priority import expected_variance
+from rl.controllers.priority import PRIOR, expected_variance
 from wire.config import Config
 
 Pool = Literal["unseen", "too_hard", "learnable", "too_easy"]
 
 TOO_HARD, TOO_EASY = 0.1, 0.9
-"""Pass rates, expected under a flat prior, below and above which a problem is put aside."""
+"""Expected pass rates below and above which a problem is put aside."""
 HALF_LIFE = 50.0
 """Rounds after which an outcome counts half."""
 
@@ -82,10 +82,10 @@ class CurriculumDecision:
 
 
 def pool_of(record: Record | None) -> Pool:
-    """By the expected pass rate under a flat prior: a few failures do not yet put a problem aside."""
+    """By the expected pass rate: eight failures alone put a problem aside, three do not yet."""
     if record is None:
         return "unseen"
-    rate = (1.0 + record.num_passed) / (2.0 + record.num_passed + record.num_failed)
+    rate = (PRIOR + record.num_passed) / (2.0 * PRIOR + record.num_passed + record.num_failed)
     if rate < TOO_HARD:
         return "too_hard"
     return "too_easy" if rate > TOO_EASY else "learnable"

@@ -24,6 +24,8 @@ MARGIN = 0.2
 """By which a rollout must be worth more than a running one to take its place; a preemption costs a prefill."""
 MAX_PREEMPTIONS = 3
 """For other rollouts; users may always take a place."""
+PRIOR = 0.5
+"""Jeffreys' for a share, Beta(1/2, 1/2): most problems are nearly always or nearly never solved by a given policy."""
 PATIENT_ROUNDS = 50.0
 """Rounds of waiting that weigh as much as one whole term of the score."""
 HOPELESS = 1.5
@@ -135,8 +137,8 @@ def decide(state: Priority, reading: PriorityReading) -> tuple[Priority, Priorit
 
 
 def expected_variance(num_successes: float, num_failures: float) -> float:
-    """E[p(1-p)] times 4, from 0 to 1, where p has a flat prior: ab / ((a+b)(a+b+1)) of Beta(a, b)."""
-    a, b = 1.0 + num_successes, 1.0 + num_failures
+    """E[p(1-p)] times 4, from 0 to 1: ab / ((a+b)(a+b+1)) of Beta(a, b), a and b the prior plus what was seen."""
+    a, b = PRIOR + num_successes, PRIOR + num_failures
     return 4.0 * a * b / ((a + b) * (a + b + 1.0))
 
 
