@@ -199,7 +199,8 @@ def _match(limits: SplitLimits, state: Matching, reading: MatchingReading) -> tu
 def _moves(limits: SplitLimits, state: Matching, slower: Side, faster: Side) -> Iterator[_Move]:
     """What could go to the slower side; first what costs nobody anything."""
     split = state.split
-    for giver, most in (("learner", 1), (faster, split.of(faster)), ("users", int(state.lending.may_lend))):
+    offers: tuple[tuple[Lane, int], ...] = (("learner", 1), (faster, split.of(faster)), ("users", int(state.lending.may_lend)))
+    for giver, most in offers:
         for num_units in range(1, most + 1):
             if limits.can_move(split, giver, slower, num_units):
                 yield _Move(giver, slower, num_units, split.moved(giver, slower, num_units))
