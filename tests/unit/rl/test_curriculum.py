@@ -154,3 +154,12 @@ def test_outcomes_that_cannot_be_are_refused(outcome: GroupOutcome) -> None:
         decide(settings(), Curriculum(), [outcome], 4)
     with pytest.raises(ValueError, match="-1 groups"):
         decide(settings(), Curriculum(), [], -1)
+
+
+def test_of_the_learnable_ones_those_that_teach_most_are_asked_most() -> None:
+    records = {problem: Record(10.0, 10.0, 0) if problem < 100 else Record(4.0, 16.0, 0) for problem in range(200)}
+    state, even = Curriculum(0, records), 0
+    for _ in range(20):
+        state, decision = decide(settings(num_problems=200, exploration=0.0), state, [], 20)
+        even += sum(problem < 100 for problem in decision.problems)
+    assert even / 400 == pytest.approx(0.6, abs=0.06)

@@ -179,3 +179,15 @@ def test_the_state_survives_a_checkpoint() -> None:
 def test_a_range_that_is_none_is_refused() -> None:
     with pytest.raises(ValidationError, match="is no range"):
         ConcurrencyLimits(least=5, most=4)
+
+
+def test_above_half_of_a_wall_it_grows_in_small_steps_until_the_wall_is_held_to_be_gone() -> None:
+    state, _ = after([reading(num_running=64), reading(num_running=64, num_preempted=1.0)], cap=64)
+    assert (state.cap, state.careful_above) == (51, 32.0)
+    caps, finished = [], 0.0
+    for _ in range(11):
+        finished += 100.0
+        one = reading(num_running=state.cap, num_preempted=1.0, num_finished=finished)
+        state, decision = decide(LIMITS, state, one)
+        caps.append(decision.cap)
+    assert caps == [51, 52, 53, 54, 55, 56, 57, 58, 59, 74, 93]

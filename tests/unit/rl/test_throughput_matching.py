@@ -289,3 +289,29 @@ def test_the_simulation_makes_the_tokens_it_trains_on() -> None:
 
 def test_lanes_are_the_fields_of_a_split() -> None:
     assert tuple(Split.__dataclass_fields__) == LANES
+
+
+def test_the_interval_of_a_move_tells_nothing_of_the_new_split() -> None:
+    state = Matching(START)
+    for _ in range(3):
+        state, _ = matching.decide(LIMITS, state, reading())
+    assert state.split != START
+    state, _ = matching.decide(LIMITS, state, reading())
+    assert state.capacities == ()
+    state, _ = matching.decide(LIMITS, state, reading())
+    assert len(state.capacities) == 1
+
+
+def test_what_units_bring_is_forgotten_ever_more_rarely() -> None:
+    state = Matching(START, generator_scaling=Scaling({8: 1.0, 9: 1.0}), num_returns=2, num_quiet=63)
+    state, _ = matching.decide(LIMITS, state, reading())
+    assert state.generator_scaling == Scaling()
+    assert (state.num_returns, state.memory, state.num_quiet) == (1, 128, 0)
+
+
+@pytest.mark.parametrize(("faster_tokens_per_s", "learner"), [(310.0, 1), (330.0, 2)])
+def test_the_learner_gets_no_unit_without_which_the_sides_would_be_equal(faster_tokens_per_s: float, learner: int) -> None:
+    limits = SplitLimits(least=Split(2, 1, 1, 1), most=Split(2, 8, 3, 9))
+    one = reading(generator_tokens_per_s=200.0, trainer_tokens_per_s=faster_tokens_per_s, trainer_busy=1.0, learner_busy=1.0)
+    splits = after([one] * 3, Matching(Split(2, 8, 3, 1)), limits)
+    assert splits[-1].learner == learner

@@ -203,3 +203,13 @@ def test_the_state_survives_a_checkpoint() -> None:
     state, _ = ask([rollout("a"), rollout("b", runs=True)], {0: EVEN}, num_slots=0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=Priority) == state
     assert state.pasts["a"].num_waited == 1
+
+
+def test_a_rollout_that_teaches_little_is_begun_though_better_ones_keep_coming() -> None:
+    groups = {0: replace(EVEN, num_successes=0.0, num_failures=20.0, num_updates_left=inf), 1: replace(EVEN, num_unfinished=1)}
+    state = Priority()
+    for number in range(200):
+        state, decision = ask([rollout("dull"), rollout(f"new {number}", 1)], groups, num_slots=1, state=state)
+        if decision.start == ("dull",):
+            break
+    assert 10 < number < 190
