@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from pathlib import Path
 
+from loadtest.bars.child import answer_of
 from loadtest.bars.registry import Bench, Measured
-from loadtest.processes import SystemUnderTestError
 from loadtest.system import planned
 
 DRAFT_VOCAB_SIZE = 8192
@@ -23,10 +20,5 @@ async def tokens_per_s(bench: Bench) -> dict[str, Measured]:
 
 async def measured(target_dir: Path, draft_vocab_size: int) -> Measured:
     """Raises SystemUnderTestError where the measurement ends with an error."""
-    command = (sys.executable, "-m", "learner.measure", str(target_dir), str(draft_vocab_size))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    output, errors = await process.communicate()
-    if process.returncode:
-        raise SystemUnderTestError(f"learner.measure ended with code {process.returncode}: {errors.decode().strip()[-500:]}")
-    detail = json.loads(output)
+    detail = await answer_of("learner.measure", str(target_dir), str(draft_vocab_size))
     return Measured(detail.pop("tokens_per_cpu_s"), detail)
