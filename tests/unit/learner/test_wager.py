@@ -98,10 +98,11 @@ def test_the_wealth_is_the_product_of_bets_that_are_made_before_each_request():
 
 
 def test_no_bet_can_lose_everything_and_a_larger_change_counts_as_the_largest():
-    one, other = hopeful(), hopeful()
+    wealth = log(20.0)
+    one, other = (msgspec.structs.replace(hopeful(), log_wealth=wealth) for _ in range(2))
     one.count(-CLIP, 100)
     other.count(-7.0, 100)
-    assert one.log_wealth == other.log_wealth == pytest.approx(hopeful().log_wealth + log(0.1))
+    assert one.log_wealth == other.log_wealth == pytest.approx(wealth + log(0.1))
 
 
 def test_a_short_request_counts_for_less():
@@ -115,8 +116,7 @@ def test_a_short_request_counts_for_less():
 def test_where_most_is_lost_the_stake_is_replaced_and_more_is_needed():
     wager = hopeful()
     needed = wager.needed
-    for _ in range(2):
-        wager.count(-0.9, 100)
+    wager.count(-CLIP, 100)
     assert (wager.stake, wager.log_wealth) == (2, 0.0)
     assert wager.needed == pytest.approx(3 * needed)
 
