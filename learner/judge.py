@@ -4,8 +4,9 @@ In every round the requests that arrived since the last one are scored by the ac
 before they teach. So the evidence is about the learner's weights over time; whether the very last ones may serve is then asked
 of them alone, on the newest requests and on the anchors of every domain (`learner/gate.py`).
 
-Where no request to a new prompt has come since the last round and learning went on, all unseen ones are asked again. Such rounds share
-a part of the chance of an error, round n as much as 1 / (n (n + 1)) of it (Bonferroni: they depend on one another).
+Where no request to a new prompt has come since the last round and the learner has learned from a quarter more tokens than when it
+was so last, all unseen ones are asked again. Such rounds share a part of the chance of an error, round n as much as 1 / (n (n + 1)) of
+it (Bonferroni: they depend on one another); because they grow rarer, the share does not become too small to be of use.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from wire.artifact import GateReport
 
 _RECOUNT_SHARE = 0.25
 """Of the chance of an error, for rounds where no request has arrived."""
+_RECOUNT_GROWTH = 1.25
+"""From one such round to the next, of the tokens learned from."""
 
 
 class Judge:
@@ -35,7 +38,8 @@ class Judge:
         self._level = 1.0 - settings.confidence
         self.ledger = Ledger((1.0 - _RECOUNT_SHARE) * self._level)
         self.num_recounts = 0
-        """Rounds in which nothing had arrived, since that draft is active."""
+        """Rounds in which unseen requests were asked again, since that draft is active."""
+        self._num_tokens_at_recount = 0
         self.against: int | None = None
         """The active version the evidence is about."""
         self._when_counted: dict[str, Score] = {}
@@ -44,7 +48,7 @@ class Judge:
     def begin(self, active_version: int, replay: Replay) -> None:
         """A round begins; the evidence starts anew where another draft is active than in the last one."""
         if active_version != self.against:
-            self.against, self.num_recounts = active_version, 0
+            self.against, self.num_recounts, self._num_tokens_at_recount = active_version, 0, 0
             self.ledger.restart((1.0 - _RECOUNT_SHARE) * self._level)
         self.ledger.keep_only({request.prompt_key for request in replay.everything()})
 
@@ -59,15 +63,18 @@ class Judge:
         window: Sequence[CapturedRequest],
         incumbent: Mapping[str, Score],
         anchors: Mapping[str, Sequence[CapturedRequest]],
+        *,
+        num_tokens: int,
     ) -> tuple[GateReport, dict[str, Score]]:
         """The verdict, and all scores of the candidate it took, by request key.
 
-        `window` are the newest unseen requests, newest first, `incumbent` the active draft's scores of them, `anchors` are by domain.
+        `window` are the newest unseen requests, newest first, `incumbent` the active draft's scores of them, `anchors` are by domain,
+        and the candidate has learned from `num_tokens`.
         """
         new = self.ledger.uncounted(window)
-        scores = self._evaluator.scores(candidate, new or window)
+        recount_level = None if new else self._next_recount_level(num_tokens)
+        scores = self._evaluator.scores(candidate, new if recount_level is None else window)
         self.ledger.count(new[::-1], scores, incumbent)
-        recount_level = None if new else self._next_recount_level()
         if self.ledger.wager.is_won:
             scores |= self._evaluator.scores(candidate, [request for request in window if request.key not in scores])
         known = self._when_counted | scores
@@ -89,8 +96,12 @@ class Judge:
         )
         return report, scores
 
-    def _next_recount_level(self) -> float:
+    def _next_recount_level(self, num_tokens: int) -> float | None:
+        """None where it is too early to ask again."""
+        if num_tokens < _RECOUNT_GROWTH * self._num_tokens_at_recount:
+            return None
         self.num_recounts += 1
+        self._num_tokens_at_recount = num_tokens
         return _RECOUNT_SHARE * self._level / (self.num_recounts * (self.num_recounts + 1))
 
 

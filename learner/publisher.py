@@ -84,7 +84,9 @@ class Publisher:
         if found is not None:
             return self._return_to(found, active_version)
         groups = self._anchors(replay)
-        report, scores = self.judge.judge(candidate, window, incumbent, self._guarded(groups, window))
+        report, scores = self.judge.judge(
+            candidate, window, incumbent, self._guarded(groups, window), num_tokens=training.num_tokens_seen
+        )
         self._note(report)
         if not report.accepted:
             return self._conclude("rejected", report.reason)

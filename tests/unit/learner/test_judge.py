@@ -43,6 +43,8 @@ class Scene:
         self._prompts = (f"p{n}" for n in range(10_000) if is_held_out(f"p{n}", SHARE))
         self._make_request = make_request
         self._num_requests = 0
+        self.num_tokens = 0
+        """Learned from; every round doubles it."""
 
     def serve(self, num_requests: int) -> list[CapturedRequest]:
         served = []
@@ -57,7 +59,8 @@ class Scene:
     def round(self, candidate: Draft, active: int = 0) -> GateReport:
         window = newest_unseen(self.replay, 2000, at_least=4)
         self.judge.begin(active, self.replay)
-        return self.judge.judge(candidate, window, self.published.scores(0, window) or {}, {})[0]
+        self.num_tokens = 2 * self.num_tokens or 100
+        return self.judge.judge(candidate, window, self.published.scores(0, window) or {}, {}, num_tokens=self.num_tokens)[0]
 
 
 @pytest.fixture
@@ -130,3 +133,14 @@ def test_asking_the_same_requests_again_and_again_takes_more_sureness_each_time(
     for _ in range(4):
         scene.round(scene.make_draft(0))
     assert levels == [None, *(pytest.approx(0.0125 / (n * (n + 1))) for n in (1, 2, 3))]
+
+
+def test_the_same_requests_are_asked_again_only_when_much_has_been_learned_since(scene):
+    scene.serve(8)
+    scene.round(scene.make_draft(0))
+    asked = []
+    for num_tokens in (1000, 1200, 1249, 1250, 1500, 1600):
+        scene.num_tokens = num_tokens / 2
+        scene.round(scene.make_draft(0))
+        asked.append(scene.judge.num_recounts)
+    assert asked == [1, 1, 1, 2, 2, 3]
