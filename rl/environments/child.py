@@ -18,6 +18,7 @@ MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _FINISH_DEADLINE_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_CHUNK_BYTES = 65536
 
 
 class ChildDied(Exception):
@@ -68,7 +69,7 @@ class Child:
         self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FINISH_DEADLINE_S):
-                await self._process.wait()
+                await ended(self._process)
         await self.stop()
 
     async def stop(self) -> None:
@@ -76,7 +77,21 @@ class Child:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # asyncio's own `kill` may collect the end that its watcher waits for
-        await self._process.wait()
+        await ended(self._process)
+
+
+async def ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process whose further output nobody wants.
+
+    asyncio's `wait` returns when the pipes have ended too, and one that is full and not read never does.
+    """
+    await asyncio.gather(_discard(process.stdout), _discard(process.stderr), process.wait())
+
+
+async def _discard(stream: asyncio.StreamReader | None) -> None:
+    with contextlib.suppress(RuntimeError):  # somebody else reads it to its end
+        while stream is not None and await stream.read(_CHUNK_BYTES):
+            pass
 
 
 def frames_of_child(parent_pid: int) -> tuple[BinaryIO, BinaryIO]:

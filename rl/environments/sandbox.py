@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from pydantic import Field
 
+from rl.environments.child import ended
 from rl.environments.interface import EnvironmentFailed
 from wire.config import Config
 
@@ -29,6 +30,7 @@ Execution = Literal["off", "isolated", "limits_only"]
 _INIT = Path(__file__).with_name("sandbox_init.py")
 _CHUNK_BYTES = 65536
 _START_DEADLINE_S = 120.0
+_END_DEADLINE_S = 10.0
 
 
 class Limits(Config):
@@ -157,10 +159,17 @@ async def _watch(
 
 
 async def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Everything it started, also after its own end; in isolation what left the group dies with its namespace."""
+    """Everything it started, also after its own end; in isolation what left the group dies with its namespace.
+
+    Raises EnvironmentFailed where something that left the group holds its output open.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+    try:
+        async with asyncio.timeout(_END_DEADLINE_S):
+            await ended(process)
+    except TimeoutError:
+        raise EnvironmentFailed("the program left processes behind that hold its output open") from None
 
 
 def _status(status_fd: int) -> str:

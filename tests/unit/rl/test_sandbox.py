@@ -292,3 +292,10 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for source in ("open('kept', 'w').write('x')", "while True: print('x' * 1000)"):
         run(source)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_ends_with_its_pipe_full_is_waited_for() -> None:
+    """Its output comes faster than it is read, so that the pipe is not empty when the limit is reached."""
+    for _ in range(20):
+        flood = "import os\nwhile True: os.write(1, b'x' * 1000000)"
+        assert run(flood, Limits(wall_s=300.0, output_bytes=100)).outcome == "too_much_output"
