@@ -79,8 +79,8 @@ def prepare_body(body: bytes, identity: Identity, system_prompts: SystemPrompts,
         raise ApiError(400, f"{_GUIDED} must be an object", code="bad_structured_outputs", param=_GUIDED)
     _check_choices(fields, max_choices)
     xargs = _client_xargs(fields)
-    if identity.domain == DEFAULT_LABEL:
-        identity = replace(identity, domain=system_prompts.domain_of(fields.get("messages")) or DEFAULT_LABEL)
+    if identity.domain == DEFAULT_LABEL and (domain := system_prompts.domain_of(fields.get("messages"))):
+        identity = replace(identity, domain=domain)
     encode = msgspec.json.encode
     xargs.update((name, Raw(encode(value))) for name, value in identity.engine_args().items())
     fields["vllm_xargs"] = Raw(encode(xargs))

@@ -18,6 +18,7 @@ _NAMED_AT = 3
 """Request with a system prompt from which on it is a domain."""
 _MAX_COUNTED = 1024
 _ROLES = ("system", "developer")
+_ROLES_AS_SENT = tuple(f'"{role}"'.encode() for role in _ROLES)
 
 
 class _Message(Struct):
@@ -56,7 +57,7 @@ class SystemPrompts:
 
 def _system_content(messages: Raw | None) -> bytes | None:
     """The first message's content as it was sent, where that is a system prompt. What is no chat is for the engine to refuse."""
-    if messages is None:
+    if messages is None or not any(role in bytes(messages) for role in _ROLES_AS_SENT):  # most of those without one, at once
         return None
     try:
         found = _list_decoder.decode(messages)
