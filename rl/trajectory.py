@@ -28,8 +28,11 @@ class WeightSpan(Struct, frozen=True, kw_only=True):
     end: int
 
 
-class RewardPart(Struct, frozen=True, kw_only=True):
-    """One term of a reward: it adds `weight * value`. A term with weight 0 is watched, not learned from."""
+class RewardPart(Struct, frozen=True):
+    """One term of a reward: it adds `weight * value`. A term with weight 0 is watched, not learned from.
+
+    Environments give values in [0, 1] (`Scored` refuses others); what is added to a finished rollout may lie elsewhere.
+    """
 
     name: str
     value: float

@@ -15,11 +15,12 @@ from typing import Literal
 from msgspec import Struct
 
 from rl.environments.collection import read_lines
-from rl.environments.interface import Action, Info, Observation, RewardPart, Split
+from rl.environments.interface import Action, Info, Observation, Split
 from rl.environments.sandbox import Execution, Limits, run_program
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
 from rl.environments.splits import pick
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)

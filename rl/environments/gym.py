@@ -13,19 +13,9 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from rl.environments.interface import (
-    Action,
-    Chat,
-    ChatMessage,
-    EnvironmentFailed,
-    Observation,
-    RewardPart,
-    Scored,
-    Split,
-    Step,
-    Tokens,
-)
+from rl.environments.interface import Action, Chat, ChatMessage, EnvironmentFailed, Observation, Scored, Split, Step, Tokens
 from rl.environments.settings import EnvironmentConfig
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 _HELDOUT_SEEDS_BEGIN = 1 << 30

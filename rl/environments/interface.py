@@ -6,12 +6,12 @@ case of one step; a simulator observes after every action. Everything that leave
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from rl.trajectory import RewardPart
 from wire.errors import PacelineError
 
 ENVIRONMENT_SCHEMA_VERSION = 1
@@ -100,24 +100,8 @@ class Step(Struct, frozen=True, tag="step"):
             )
 
 
-class RewardPart(Struct, frozen=True):
-    """One rule's verdict; it adds `weight * value` to the reward."""
-
-    name: str
-    value: float
-    """In [0, 1]."""
-    weight: float = 1.0
-    """0 for what is watched and not learned from."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.value <= 1.0:
-            raise ValueError(f"reward part {self.name!r} is {self.value!r}, outside [0, 1]; the environment has to scale it")
-        if not (self.weight >= 0.0 and math.isfinite(self.weight)):
-            raise ValueError(f"the weight of reward part {self.name!r} is {self.weight!r}; it has to be 0 or more")
-
-
 class Scored(Struct, frozen=True, tag="scored"):
-    """An episode that counts."""
+    """An episode that counts. The values of its parts are in [0, 1], their weights 0 or more."""
 
     parts: tuple[RewardPart, ...]
     is_truncated: bool = False
@@ -126,6 +110,13 @@ class Scored(Struct, frozen=True, tag="scored"):
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("a scored episode has at least one reward part")
+        for part in self.parts:
+            if not 0.0 <= part.value <= 1.0:
+                raise ValueError(
+                    f"reward part {part.name!r} is {part.value!r}, outside [0, 1]; the environment has to scale it"
+                )
+            if part.weight < 0.0:
+                raise ValueError(f"the weight of reward part {part.name!r} is {part.weight!r}; it has to be 0 or more")
 
     @property
     def reward(self) -> float:

@@ -12,11 +12,12 @@ from pydantic import Field
 
 from rl.environments.answers import extract_answer
 from rl.environments.collection import read_lines
-from rl.environments.interface import Action, EnvironmentFailed, Info, Observation, RewardPart, Split
+from rl.environments.interface import Action, EnvironmentFailed, Info, Observation, Split
 from rl.environments.math_verifier import MathVerifier
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
 from rl.environments.splits import pick
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 

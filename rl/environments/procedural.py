@@ -13,10 +13,11 @@ from typing import Literal
 from msgspec import Struct
 from pydantic import Field
 
-from rl.environments.interface import Action, Info, Observation, RewardPart, Split, Text
+from rl.environments.interface import Action, Info, Observation, Split, Text
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
 from rl.environments.splits import draw
+from rl.trajectory import RewardPart
 
 _NUMBER = re.compile(r"(?<![\w.])(-?)(\d+)(?!\w|\.\d)")
 

@@ -17,10 +17,11 @@ from msgspec import Struct
 from pydantic import Field
 
 from rl.environments.answers import extract_answer
-from rl.environments.interface import Action, EnvironmentFailed, Info, Observation, RewardPart, Split
+from rl.environments.interface import Action, EnvironmentFailed, Info, Observation, Split
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
 from rl.environments.splits import draw
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 _PACKAGE = "reasoning_gym"

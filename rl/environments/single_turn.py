@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from rl.environments.interface import Action, Chat, ChatMessage, Info, Observation, RewardPart, Scored, Split, Step
+from rl.environments.interface import Action, Chat, ChatMessage, Info, Observation, Scored, Split, Step
+from rl.trajectory import RewardPart
 
 P = TypeVar("P")
 

@@ -16,9 +16,10 @@ from pydantic import Field
 
 from rl.environments.answers import extract_answer
 from rl.environments.calculator import calculate, spelled
-from rl.environments.interface import Action, Chat, ChatMessage, Info, RewardPart, Scored, Split, Step
+from rl.environments.interface import Action, Chat, ChatMessage, Info, Scored, Split, Step
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.splits import draw
+from rl.trajectory import RewardPart
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _MAX_CALLS_A_TURN = 4

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rl.environments.interface import Action, Chat, ChatMessage, EnvironmentFailed, Info, Observation, RewardPart, Split
+from rl.environments.interface import Action, Chat, ChatMessage, EnvironmentFailed, Info, Observation, Split
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn
 from rl.environments.splits import pick
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 

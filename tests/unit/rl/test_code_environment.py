@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from rl.environments.code import Code, CodeConfig, CodeProblem, solution_of
-from rl.environments.interface import Action, RewardPart
+from rl.environments.interface import Action
 from rl.environments.sandbox import Limits
+from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
 PROBLEM = CodeProblem(

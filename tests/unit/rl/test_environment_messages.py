@@ -13,24 +13,24 @@ from rl.environments.interface import (
     Excluded,
     Observation,
     Problem,
-    RewardPart,
     Scored,
     Step,
     Text,
     Tokens,
 )
+from rl.trajectory import RewardPart
 
 
 @pytest.mark.parametrize("value", [-0.01, 1.01, float("nan"), float("inf")])
 def test_a_reward_outside_its_range_is_an_error(value: float) -> None:
-    with pytest.raises(ValueError, match="outside"):
-        RewardPart("correct", value)
+    with pytest.raises(ValueError, match=r"outside|finite"):
+        Scored((RewardPart("correct", value),))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_no_less_than_zero(weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
-        RewardPart("correct", 1.0, weight)
+        Scored((RewardPart("correct", 1.0, weight),))
 
 
 def test_the_reward_is_the_weighted_sum_of_its_parts() -> None:
