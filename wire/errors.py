@@ -11,6 +11,7 @@ PacelineError
         StaleExpectation    compare-and-swap failed: the active version is another one
     EngineError             an engine does not answer, or answers with an error
     RolloutError            a rollout's record contradicts itself, or it is where it must not be
+    TrainerError            a trainer's checkpoint or dump is absent, damaged or of another run
 """
 
 from __future__ import annotations
@@ -63,3 +64,7 @@ class EngineError(PacelineError):
 
 class RolloutError(PacelineError, ValueError):
     code = "bad_rollout"
+
+
+class TrainerError(PacelineError):
+    code = "trainer_error"

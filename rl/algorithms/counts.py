@@ -27,6 +27,11 @@ class TokenCounts:
         )
 
     @property
+    def as_list(self) -> list[int]:
+        """In the order of the fields."""
+        return [self.num_tokens, self.num_masked, self.num_truncated, self.num_clipped_high, self.num_clipped_low]
+
+    @property
     def masked_fraction(self) -> float:
         return self._fraction(self.num_masked)
 

@@ -70,6 +70,8 @@ class PolicyTokens:
 class PolicyLoss:
     total: Tensor
     """To be made smaller; losses of a batch's parts add up to the batch's."""
+    kl: Tensor
+    """What the KL to the reference adds to it, without gradient."""
     counts: TokenCounts
 
 
@@ -78,14 +80,15 @@ def policy_loss(tokens: PolicyTokens, settings: AlgorithmSettings) -> PolicyLoss
     recipe = settings.recipe
     objective_BT, ratio_BT = objective(recipe, tokens.current_BT, tokens.old_logprobs, tokens.advantage_B, tokens.mask_BT)
     weight_BT, kept_BT = correction(tokens, settings.correction)
-    if settings.kl_weight > 0.0:
-        objective_BT = objective_BT - settings.kl_weight * reference_kl(tokens)
     total = -(tokens.share_BT * weight_BT * objective_BT).sum()
+    kl = total.new_zeros(())
+    if settings.kl_weight > 0.0:
+        kl = settings.kl_weight * (tokens.share_BT * weight_BT * reference_kl(tokens)).sum()
     high_BT, low_BT = clip_activity(ratio_BT, tokens.advantage_B[:, None], recipe.clip_low, recipe.clip_high)
     is_truncated_BT = _is_truncated(tokens, settings.correction)
     every = (tokens.mask_BT, ~kept_BT, is_truncated_BT, high_BT, low_BT)
     counts = torch.stack([(which_BT & tokens.mask_BT).sum() for which_BT in every])
-    return PolicyLoss(total, TokenCounts(*counts.tolist()))
+    return PolicyLoss(total + kl, kl.detach(), TokenCounts(*counts.tolist()))
 
 
 def correction(tokens: PolicyTokens, settings: CorrectionSettings) -> tuple[Tensor, Tensor]:

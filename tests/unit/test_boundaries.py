@@ -37,7 +37,7 @@ FORBIDDEN = {
 }
 
 
-TORCH_IN_RL = {"algorithms"}
+TORCH_IN_RL = {"algorithms", "trainer"}
 """Parts of `rl` the trainer is made of; the others run beside engines, and the command line reads their settings."""
 
 

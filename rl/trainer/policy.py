@@ -1,0 +1,70 @@
+"""Policy: the target while it is trained, a causal language model of Hugging Face transformers read from a local directory.
+
+Shape letters: B rollouts of a pack, T positions whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rl.trainer.config import TrainerSettings
+from rl.trainer.packs import Pack
+from wire.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Policy:
+    """Weights in float32, forward passes in the settings' dtype, log-probabilities in float32. Dropout is off: the engine has none.
+
+    Raises ConfigError where the directory's weights have other names in memory than on disk: an engine could not read them back.
+    """
+
+    def __init__(self, model_dir: Path, settings: TrainerSettings, device: torch.device) -> None:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        for name in vars(config):
+            if name.endswith(("dropout", "_pdrop")):
+                setattr(config, name, 0.0)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+        self.model: Any = model.to(device).train()
+        if settings.recompute_activations:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.device = device
+        self.vocab_size: int = config.get_text_config().vocab_size
+        self._dtype = DTYPES[settings.dtype]
+        self._require_names_on_disk(model_dir)
+
+    def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        """(log-probability [B, T] of each next token at its rollout's temperature, entropy [B, T] there, without gradient)."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not torch.float32):
+            output = self.model(input_ids=pack.tokens_BL, use_cache=False, logits_to_keep=pack.kept_T)
+        logits_BTV = output.logits.float() / pack.temperature_B[:, None, None]
+        normaliser_BT = logits_BTV.logsumexp(-1)
+        logprob_BT = logits_BTV.gather(-1, pack.next_BT[..., None]).squeeze(-1) - normaliser_BT
+        with torch.no_grad():
+            entropy_BT = torch.special.entr((logits_BTV - normaliser_BT[..., None]).exp()).sum(-1)
+        return logprob_BT, entropy_BT
+
+    def parameters(self) -> dict[str, Tensor]:
+        """By name; a tied head is its embedding and appears once."""
+        return dict(self.model.named_parameters())
+
+    def _require_names_on_disk(self, model_dir: Path) -> None:
+        stored: set[str] = set()
+        for path in model_dir.glob("*.safetensors"):
+            with safe_open(path, framework="pt") as opened:
+                stored.update(opened.keys())
+        unknown = sorted(self.parameters().keys() - stored)
+        if unknown:
+            raise ConfigError(
+                f"{model_dir} has no weight {unknown[0]} ({len(unknown)} such): transformers holds this model under other names "
+                "than its files do, and an engine could not read what is trained; use a dense model such as Llama or Qwen2"
+            )
