@@ -39,6 +39,8 @@ class Progress(Struct, frozen=True, kw_only=True, tag="train_progress"):
     ledger: LedgerState
     waiting: tuple[Group, ...] = ()
     """Finished groups the ledger counts as waiting."""
+    rewards: bytes = b""
+    """State of the reward model (`rl.rewards.cooper`), where there is one."""
 
 
 class Checkpoints:
@@ -55,7 +57,7 @@ class Checkpoints:
         paths = self.directory.glob(f"*{_SUFFIX}") if self.directory.is_dir() else []
         return sorted(int(path.stem) for path in paths if path.stem.isdecimal())
 
-    def save(self, trainer: Trainer, ledger: LedgerState, waiting: Sequence[Group] = ()) -> None:
+    def save(self, trainer: Trainer, ledger: LedgerState, waiting: Sequence[Group] = (), rewards: bytes = b"") -> None:
         """Raises OSError on a full disk; the older checkpoints are still there then. On several ranks each calls it, one writes."""
         tensors = trainer.tensors()
         if trainer.ranks.rank > 0:
@@ -66,6 +68,7 @@ class Checkpoints:
             version=trainer.version,
             ledger=ledger,
             waiting=tuple(waiting),
+            rewards=rewards,
         )
         encoded = torch.frombuffer(bytearray(msgspec.msgpack.encode(progress)), dtype=torch.uint8)
         self.directory.mkdir(parents=True, exist_ok=True)

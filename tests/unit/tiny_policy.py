@@ -45,15 +45,18 @@ def write_policy(directory: Path, *, tied: bool = False) -> Path:
     return directory
 
 
-def make_trainer(model_dir: Path, *, algorithm: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+def make_settings(algorithm: dict[str, Any] | None = None, **settings: Any) -> tuple[TrainerSettings, AlgorithmSettings]:
     """On the tokens' own probabilities, unless a test wants another correction."""
     plain = {"correction": {"token_weight": "none", "sequence_band": None}}
     common: dict[str, Any] = {"learning_rate": 1e-2, "max_output_tokens": 16, "pack_tokens": 64, "clip_norm": 1e9}
-    return Trainer(
-        model_dir,
+    return (
         TrainerSettings.build(common | settings, source="test"),
         AlgorithmSettings.build(plain | (algorithm or {}), source="test"),
     )
+
+
+def make_trainer(model_dir: Path, *, algorithm: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+    return Trainer(model_dir, *make_settings(algorithm, **settings))
 
 
 @torch.no_grad()

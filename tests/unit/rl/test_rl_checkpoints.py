@@ -76,11 +76,12 @@ def test_a_checkpoint_holds_the_ledger_and_the_groups_that_wait(tmp_path, model_
         ledger.submit(group.environment, group.environment_seed)
         assert ledger.finish(group)
     checkpoints = Checkpoints(tmp_path / "checkpoints", num_kept=1)
-    checkpoints.save(trainer, ledger.state, groups)
+    checkpoints.save(trainer, ledger.state, groups, b"a reward model")
     progress = checkpoints.restore(make_trainer(model_dir))
     assert progress is not None
     assert progress.ledger == ledger.state
     assert list(progress.waiting) == groups
+    assert progress.rewards == b"a reward model"
     assert (progress.version, progress.num_steps) == (4, 0)
 
 

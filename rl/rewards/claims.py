@@ -1,0 +1,59 @@
+"""What the reward model sees of an answer: hashed n-grams of its end, with the reference in it marked.
+
+The reference's own words give way to one mark and all other numbers to another, so that "the answer is 42" is the same text as
+"the answer is 7" where these are the references: what is learned is how right answers look, not which ones were right.
+"""
+
+from __future__ import annotations
+
+import re
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+NUM_FEATURES = 1 << 14
+_TAIL_WORDS = 24
+"""The verdict is at an answer's end; what lies before it is reasoning."""
+_WORD = re.compile(r"-?\d+(?:[.,/]\d+)*|[^\W\d_]+|[^\w\s]")
+_REFERENCE, _NUMBER = "<ref>", "<num>"
+
+Features = npt.NDArray[np.int64]
+
+
+class Claim(Struct, frozen=True):
+    """That a completion answers a question whose answer is known."""
+
+    question: str
+    reference: str
+    completion: str
+
+
+def words_of(text: str) -> list[str]:
+    """Numbers, words and signs, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def marked(claim: Claim) -> list[str]:
+    """The completion's words, each occurrence of the reference one mark, each other number another."""
+    reference, words = words_of(claim.reference), words_of(claim.completion)
+    found: list[str] = []
+    place = 0
+    while place < len(words):
+        if reference and words[place : place + len(reference)] == reference:
+            found.append(_REFERENCE)
+            place += len(reference)
+        else:
+            found.append(_NUMBER if any(letter.isdigit() for letter in words[place]) else words[place])
+            place += 1
+    return found
+
+
+def features(claim: Claim) -> Features:
+    """Indices below NUM_FEATURES of its 1- to 3-grams, each once, ascending. Equal on every machine."""
+    words = ["<begin>", *marked(claim)[-_TAIL_WORDS:], "<end>"]
+    grams = {" ".join(words[start : start + size]) for size in (1, 2, 3) for start in range(len(words) - size + 1)}
+    values = [word for word in words if word in (_REFERENCE, _NUMBER)]
+    grams.add(f"last value {values[-1] if values else None}")
+    return np.unique(np.asarray([crc32(gram.encode()) % NUM_FEATURES for gram in sorted(grams)], np.int64))

@@ -1,0 +1,34 @@
+"""Settings of rewards."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from wire.config import Config
+
+
+class RewardModelSettings(Config):
+    """`[rl.reward.model]`: a small verifier that is trained along with the policy (Cooper)."""
+
+    weight: float = Field(0.0, ge=0.0)
+    """Of its score in the reward. 0: it is trained and watched."""
+    learning_rate: float = Field(0.5, gt=0.0)
+    gap_weight: float = Field(1.0, ge=0.0)
+    """Of the contrastive loss between a right answer and its corruption, beside each one's own."""
+    decay: float = Field(1e-4, ge=0.0)
+    """Of its weights per update, so that what a policy no longer writes is forgotten."""
+    max_disagreement: float = Field(0.1, gt=0.0, lt=1.0)
+    """More verdicts than this against the rule are an alarm."""
+
+
+class RewardSettings(Config):
+    """`[rl.reward]`: what the environment's verdicts count."""
+
+    weights: dict[str, float] = Field(default_factory=dict)
+    """In place of an environment's own, by the part's name; 0 watches it only."""
+    only_if: dict[str, str] = Field(default_factory=dict)
+    """A part counts only where another one is 1: `{brevity = "correct"}` rewards no short wrong answers."""
+    max_length_correlation: float = Field(0.3, gt=0.0, lt=1.0)
+    """Of length and reward among answers to one prompt; more is an alarm."""
+    model: RewardModelSettings | None = None
+    """None: rules alone."""
