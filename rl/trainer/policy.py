@@ -5,6 +5,8 @@ Shape letters: B rollouts of a pack, T positions whose logits are wanted, V voca
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ class Policy:
         self.device = device
         self.vocab_size: int = config.get_text_config().vocab_size
         self._dtype = DTYPES[settings.dtype]
-        self._require_names_on_disk(model_dir)
+        self._files = _tensor_files(model_dir)
+        self._require_stored(model_dir)
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """(log-probability [B, T] of each next token at its rollout's temperature, entropy [B, T] there, without gradient)."""
@@ -57,14 +60,49 @@ class Policy:
         """By name; a tied head is its embedding and appears once."""
         return dict(self.model.named_parameters())
 
-    def _require_names_on_disk(self, model_dir: Path) -> None:
-        stored: set[str] = set()
-        for path in model_dir.glob("*.safetensors"):
-            with safe_open(path, framework="pt") as opened:
-                stored.update(opened.keys())
-        unknown = sorted(self.parameters().keys() - stored)
+    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Natural log-probability at temperature 1 of each token but the first, given those before it."""
+        tokens_BL = torch.tensor([token_ids], device=self.device)
+        kept_T = torch.arange(len(token_ids) - 1, device=self.device)
+        next_BT, one_B = tokens_BL[:, 1:], torch.ones(1, device=self.device)
+        whole = Pack(one_B.long(), tokens_BL[:, :-1], kept_T, next_BT, torch.ones_like(next_BT).bool(), next_BT, one_B)
+        with torch.no_grad():
+            found: list[float] = self.score(whole)[0][0].tolist()
+        return found
+
+    def stored(self) -> dict[str, Tensor]:
+        """What the model's files hold of it, by their names: a tied head appears twice where it is stored twice."""
+        held = dict(self.model.named_parameters(remove_duplicate=False)) | dict(
+            self.model.named_buffers(remove_duplicate=False)
+        )
+        return {name: held[name] for name in self._files if name in held}
+
+    def untouched(self) -> dict[str, Tensor]:
+        """Tensors of the model's files that the model does not have, as they are there."""
+        names = sorted(self._files.keys() - self.stored().keys())
+        found = {}
+        for name in names:
+            with safe_open(self._files[name], framework="pt") as opened:
+                found[name] = opened.get_tensor(name)
+        return found
+
+    def _require_stored(self, model_dir: Path) -> None:
+        unknown = sorted(self.parameters().keys() - self._files.keys())
         if unknown:
             raise ConfigError(
                 f"{model_dir} has no weight {unknown[0]} ({len(unknown)} such): transformers holds this model under other names "
                 "than its files do, and an engine could not read what is trained; use a dense model such as Llama or Qwen2"
             )
+
+
+def _tensor_files(model_dir: Path) -> dict[str, Path]:
+    """The file of each tensor. Where there is an index only files it names count: a directory may hold the same weights twice."""
+    index = model_dir / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return {name: model_dir / file for name, file in weight_map.items()}
+    found: dict[str, Path] = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as opened:
+            found.update(dict.fromkeys(opened.keys(), path))
+    return found

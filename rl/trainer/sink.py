@@ -1,4 +1,4 @@
-"""Where target versions go: anything that takes weights and gives them a number, here a directory of versions.
+"""Where target versions go: anything that takes weights and gives them a number; here a directory of whole models.
 
     <root>/<version>/{model.safetensors, config.json, tokenizer files, manifest.json}
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,15 +29,21 @@ _STAGING_PREFIX = ".staging-"
 
 
 class TargetSink(Protocol):
-    def write(self, state: Mapping[str, Tensor]) -> int:
+    @property
+    def canary_token_ids(self) -> tuple[int, ...]:
+        """A text whose log-probabilities go with each version, so that engines can prove that they serve it; empty: none."""
+        ...
+
+    def write(self, state: Mapping[str, Tensor], canary_logprobs: Sequence[float]) -> int:
         """Make the weights durable as the next version, all or nothing, and return its number.
 
-        state: every weight by the name it has in the model's own files, on the CPU, in the engines' dtype; a tied head is left out.
+        state: every tensor of the model's own files by its name there, on the CPU, in the engines' dtype. canary_logprobs: of each
+        token of the canary but the first, at temperature 1.
         """
         ...
 
 
-class TargetManifest(Struct, frozen=True, kw_only=True, tag="target_manifest"):
+class PolicyManifest(Struct, frozen=True, kw_only=True, tag="policy_manifest"):
     schema_version: int = SCHEMA_VERSION
     version: int
     sha256: dict[str, str]
@@ -45,7 +51,12 @@ class TargetManifest(Struct, frozen=True, kw_only=True, tag="target_manifest"):
 
 
 class DirectorySink:
-    """Versions count on from the highest in the directory, or from `first`. All but weights is copied from the model's directory."""
+    """Versions count on from the highest in the directory, or from `first`. All but weights is copied from the model's directory.
+
+    Each is a model of its own that transformers and engines load; one process writes.
+    """
+
+    canary_token_ids: tuple[int, ...] = ()
 
     def __init__(self, root: Path, model_dir: Path, *, first: int = 1) -> None:
         self.root, self._model_dir, self._first = root, model_dir, first
@@ -60,7 +71,7 @@ class DirectorySink:
         names = [path.name for path in self.root.iterdir() if path.name.isdecimal() and path.is_dir()]
         return sorted(int(name) for name in names)
 
-    def write(self, state: Mapping[str, Tensor]) -> int:
+    def write(self, state: Mapping[str, Tensor], canary_logprobs: Sequence[float] = ()) -> int:
         """Raises OSError on a full disk; nothing of the version is left then."""
         self.root.mkdir(parents=True, exist_ok=True)
         version = max([self._first - 1, *self.versions()]) + 1
@@ -76,11 +87,11 @@ class DirectorySink:
         fsync_path(self.root)
         return version
 
-    def verify(self, version: int) -> TargetManifest:
+    def verify(self, version: int) -> PolicyManifest:
         """The manifest, after every file's checksum was recomputed; raises TrainerError naming the file that is wrong."""
         directory = self.directory(version)
         try:
-            manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=TargetManifest)
+            manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=PolicyManifest)
             for name, expected in manifest.sha256.items():
                 if file_sha256(directory / Path(name).name) != expected:
                     raise TrainerError(f"target {version}: {name} is not what its manifest says; write the version anew")
@@ -96,7 +107,7 @@ class DirectorySink:
         contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
         save_file(contiguous, directory / WEIGHTS_FILE, metadata={"format": "pt"})
         checksums = {path.name: file_sha256(path) for path in sorted(directory.iterdir())}
-        manifest = TargetManifest(version=version, sha256=checksums)
+        manifest = PolicyManifest(version=version, sha256=checksums)
         (directory / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
         for path in directory.iterdir():
             fsync_path(path)

@@ -111,17 +111,24 @@ class Trainer:
         return told
 
     def publish(self, sink: TargetSink) -> int:
-        """Write the policy as the next target version, in the engines' dtype. Raises what the sink raises, TrainerError."""
-        weights = {name: self.ranks.whole(parameter.detach()) for name, parameter in self.policy.parameters().items()}
-        version = 0
-        if self.ranks.rank == 0:
-            dtype = DTYPES[self.settings.dtype]
-            version = sink.write({name: weight.to("cpu", dtype) for name, weight in weights.items()})
+        """Write the policy as the next target version. Raises what the sink raises, TrainerError."""
+        weights = self.weights()
+        canary = self.policy.logprobs(sink.canary_token_ids) if sink.canary_token_ids else []
+        version = sink.write(weights, canary) if self.ranks.rank == 0 else 0
         version = int(self.ranks.total(torch.tensor(version)))
         if version <= self.version:
             raise TrainerError(f"the sink calls the new target {version}, the last one is {self.version}; versions count up")
         self.version = version
         return version
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every tensor of the model's own files by its name there, whole, on the CPU, in the engines' dtype."""
+        dtype = DTYPES[self.settings.dtype]
+        found = {name: self.ranks.whole(tensor.detach()) for name, tensor in self.policy.stored().items()}
+        return self.policy.untouched() | {
+            name: tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+            for name, tensor in found.items()
+        }
 
     def tensors(self) -> dict[str, Tensor]:
         """All that `load` needs besides the counters: weights, the optimiser's state, the random generator's.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_policy
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_policy import batch_of, make_trainer, weights_of, write_policy
 from waiting import wait_until
 
@@ -188,6 +188,40 @@ def test_a_published_version_is_the_policy_as_others_read_it(tmp_path, tied):
     assert same(weights_of(again), weights_of(trainer))
     again.version = trainer.version
     assert again.step(batch_of(trainer, 7)).alarms == ()
+
+
+def test_a_version_has_the_very_tensors_of_the_models_files(tmp_path):
+    model_dir = write_policy(tmp_path / "model", tied=True)
+    path = model_dir / "model.safetensors"
+    tensors = load_file(path)
+    extra = torch.arange(4.0)
+    stored = tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone(), "rotary.inv_freq": extra}
+    save_file(stored, path, metadata={"format": "pt"})
+    trainer = make_trainer(model_dir)
+    trainer.step(batch_of(trainer, 0))
+    sink = DirectorySink(tmp_path / "targets", model_dir)
+    written = load_file(sink.directory(trainer.publish(sink)) / "model.safetensors")
+    assert written.keys() == stored.keys()
+    assert torch.equal(written["lm_head.weight"], written["model.embed_tokens.weight"])
+    assert not torch.equal(written["lm_head.weight"], stored["lm_head.weight"])
+    assert torch.equal(written["rotary.inv_freq"], extra)
+
+
+def test_a_sink_is_given_the_canary_it_asks_for(tmp_path, model_dir):
+    class Proving(DirectorySink):
+        canary_token_ids = (1, 5, 9, 9)
+
+        def write(self, state, canary_logprobs=()):
+            self.seen = canary_logprobs
+            return super().write(state)
+
+    trainer = make_trainer(model_dir)
+    trainer.step(batch_of(trainer, 0))
+    sink = Proving(tmp_path / "targets", model_dir)
+    trainer.publish(sink)
+    with torch.no_grad():
+        logprobs_LV = trainer.policy.model(input_ids=torch.tensor([[1, 5, 9, 9]])).logits[0].log_softmax(-1)
+    assert sink.seen == pytest.approx([float(logprobs_LV[at, token]) for at, token in enumerate((5, 9, 9))], rel=1e-5)
 
 
 def test_a_version_is_written_in_the_engines_dtype(tmp_path, model_dir):
