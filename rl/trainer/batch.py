@@ -33,6 +33,11 @@ class Sample:
     advantage: float
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """Of the first turn, which the rollouts of a group share."""
+        return self.trajectory.turns[0].prompt_token_ids
+
+    @property
     def num_outputs(self) -> int:
         return len(self.output_positions)
 

@@ -23,9 +23,9 @@ class TrainerSettings(Config):
     """Optimiser steps per batch. More than one keeps the policy that took the batch up apart from the one that moves (decoupled loss)."""
     max_output_tokens: int = Field(1024, ge=1)
     """Of the longest rollout, over all its turns; a longer one is an error."""
-    pack_tokens: int = Field(2048, ge=1)
-    """Tokens of one forward pass, padding included; a rollout longer than this has a pass of its own. Memory goes by this times the
-    vocabulary: about 20 bytes for each pair where every token is an output."""
+    pack_tokens: int = Field(1024, ge=1)
+    """Tokens of one forward pass; a rollout longer than this has a pass of its own. Rollouts that fit with others of their prompt are
+    computed with it once. Memory goes by output tokens times vocabulary, about 20 bytes for each pair."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The engines' dtype: forward passes compute in it and versions are written in it. Weights and optimiser stay in float32."""
     recompute_activations: bool = False

@@ -1,6 +1,6 @@
 """Policy: the target while it is trained, a causal language model of Hugging Face transformers read from a local directory.
 
-Shape letters: B rollouts of a pack, T positions whose logits are wanted, V vocabulary.
+Shape letters as in `rl.trainer.packs`; V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,15 +46,21 @@ class Policy:
         self._require_stored(model_dir)
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """(log-probability [B, T] of each next token at its rollout's temperature, entropy [B, T] there, without gradient)."""
+        """(log-probability [B, T] of each output token at its rollout's temperature, entropy [B, T] there, without gradient)."""
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not torch.float32):
-            output = self.model(input_ids=pack.tokens_BL, use_cache=False, logits_to_keep=pack.kept_T)
-        logits_BTV = output.logits.float() / pack.temperature_B[:, None, None]
-        normaliser_BT = logits_BTV.logsumexp(-1)
-        logprob_BT = logits_BTV.gather(-1, pack.next_BT[..., None]).squeeze(-1) - normaliser_BT
+            output = self.model(
+                input_ids=pack.tokens_RL,
+                position_ids=pack.positions_RL,
+                attention_mask=pack.attention_RRLL,
+                use_cache=False,
+                logits_to_keep=pack.kept_K,
+            )
+        logits_MV = output.logits.flatten(0, 1)[pack.source_M].float() / pack.temperature_M[:, None]
+        normaliser_M = logits_MV.logsumexp(-1)
+        logprob_M = logits_MV.gather(-1, pack.next_M[:, None]).squeeze(-1) - normaliser_M
         with torch.no_grad():
-            entropy_BT = torch.special.entr((logits_BTV - normaliser_BT[..., None]).exp()).sum(-1)
-        return logprob_BT, entropy_BT
+            entropy_M = torch.special.entr((logits_MV - normaliser_M[:, None]).exp()).sum(-1)
+        return pack.by_rollout(logprob_M), pack.by_rollout(entropy_M)
 
     def parameters(self) -> dict[str, Tensor]:
         """By name; a tied head is its embedding and appears once."""
@@ -62,12 +68,14 @@ class Policy:
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Natural log-probability at temperature 1 of each token but the first, given those before it."""
-        tokens_BL = torch.tensor([token_ids], device=self.device)
-        kept_T = torch.arange(len(token_ids) - 1, device=self.device)
-        next_BT, one_B = tokens_BL[:, 1:], torch.ones(1, device=self.device)
-        whole = Pack(one_B.long(), tokens_BL[:, :-1], kept_T, next_BT, torch.ones_like(next_BT).bool(), next_BT, one_B)
+        tokens_L = torch.tensor(token_ids)
+        places_M = torch.arange(len(token_ids) - 1)
+        none_M = torch.zeros_like(places_M)
+        pack = Pack(
+            none_M[:1], tokens_L[None, :-1], places_M, places_M, tokens_L[1:], none_M, places_M, torch.ones(len(places_M))
+        )
         with torch.no_grad():
-            found: list[float] = self.score(whole)[0][0].tolist()
+            found: list[float] = self.score(pack.to(self.device))[0][0].tolist()
         return found
 
     def stored(self) -> dict[str, Tensor]:

@@ -3,12 +3,12 @@
 A batch is one optimiser step unless the settings say more. With one, the policy that takes the batch up is the one that moves; with
 several, its log-probabilities are computed first and each minibatch is weighed as a batch of its own.
 
-Shape letters: N rollouts and S output tokens of a batch, B rollouts and T positions of a pack.
+Shape letters: N rollouts and S output tokens of a batch, B rollouts and T output tokens of a pack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -27,6 +27,7 @@ from rl.trainer.packs import Pack, behaviour_logprobs, make_packs
 from rl.trainer.policy import DTYPES, Policy
 from rl.trainer.ranks import OneRank
 from rl.trainer.report import report
+from rl.trainer.sharing import can_share_prompts
 from rl.trainer.sink import TargetSink
 from rl.trajectory import Group
 from wire.errors import RolloutError, TrainerError
@@ -74,6 +75,7 @@ class Trainer:
         self.ranks = ranks if ranks is not None else OneRank()
         self.policy = Policy(model_dir, settings, self.ranks.device)
         self.ranks.shard(self.policy.model)
+        self._shares_prompts = can_share_prompts(self.policy.model, self.ranks.device, settings.pack_tokens)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters().values(), lr=settings.learning_rate, betas=_BETAS, weight_decay=settings.weight_decay
         )
@@ -177,7 +179,7 @@ class Trainer:
         reference = self._scores(self._reference, batch.samples) if self._reference is not None else None
         frozen = _Frozen(
             samples=batch.samples,
-            behaviour_NS=behaviour_logprobs(batch.samples, self.ranks.device),
+            behaviour_NS=behaviour_logprobs(batch.samples).to(self.ranks.device),
             proximal_NS=None if proximal is None else proximal.logprobs_NS,
             reference_NS=None if reference is None else reference.logprobs_NS,
         )
@@ -186,8 +188,7 @@ class Trainer:
     @torch.no_grad()
     def _scores(self, policy: Policy, samples: Sequence[Sample]) -> _Found:
         found = self._empty(samples)
-        packs = make_packs(samples, range(len(samples)), self.settings.pack_tokens, self.ranks.device)
-        for pack, counts in self.ranks.deal(packs):
+        for pack, counts in self._packs(samples, range(len(samples))):
             logprob_BT, entropy_BT = policy.score(pack)
             if counts:
                 pack.put(logprob_BT, found.logprobs_NS)
@@ -199,8 +200,7 @@ class Trainer:
         share_N = self._shares(frozen.samples, rows)
         losses = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         counts = TokenCounts()
-        packs = make_packs(frozen.samples, rows, self.settings.pack_tokens, self.ranks.device)
-        for pack, is_counted in self.ranks.deal(packs):
+        for pack, is_counted in self._packs(frozen.samples, rows):
             logprob_BT, entropy_BT = self.policy.score(pack)
             loss = policy_loss(_tokens(frozen, pack, logprob_BT, share_N), self.algorithm)
             (loss.total if is_counted else loss.total * 0.0).backward()
@@ -212,6 +212,11 @@ class Trainer:
         total, kl = self.ranks.total(losses).tolist()
         counts = TokenCounts(*self.ranks.total(torch.tensor(counts.as_list)).tolist())
         return self._move(total, kl, counts), counts, self._together(found)
+
+    def _packs(self, samples: Sequence[Sample], rows: Sequence[int]) -> Iterator[tuple[Pack, bool]]:
+        packs = make_packs(samples, rows, self.settings.pack_tokens, share_prompts=self._shares_prompts)
+        for pack, is_counted in self.ranks.deal(packs):
+            yield pack.to(self.ranks.device), is_counted
 
     def _move(self, loss: float, kl: float, counts: TokenCounts) -> UpdateMetrics:
         """The optimiser's step, unless loss or gradient is not finite."""
@@ -278,8 +283,8 @@ def _tokens(frozen: _Frozen, pack: Pack, logprob_BT: Tensor, share_N: Tensor) ->
     return PolicyTokens(
         current_BT=logprob_BT,
         behaviour_BT=pack.take(frozen.behaviour_NS),
-        mask_BT=pack.mask_BT,
-        share_BT=share_N[pack.rows_B][:, None] * pack.mask_BT,
+        mask_BT=pack.mask,
+        share_BT=share_N[pack.rows_B][:, None] * pack.mask,
         advantage_B=advantage_N[pack.rows_B],
         proximal_BT=None if frozen.proximal_NS is None else pack.take(frozen.proximal_NS),
         reference_BT=None if frozen.reference_NS is None else pack.take(frozen.reference_NS),

@@ -8,6 +8,9 @@ from msgspec.structs import replace
 from rl_samples import make_trajectory
 from tiny_policy import VOCAB, alternating, batch_of, draw, draw_group, make_trainer, weights_of, write_policy
 
+from rl.trainer.batch import make_batch
+from rl.trainer.packs import make_packs
+from rl.trainer.sharing import can_share_prompts
 from rl.trajectory import Group, RewardPart
 from wire.errors import RolloutError
 
@@ -73,6 +76,56 @@ def test_the_gradient_of_a_step_is_reinforces_however_it_is_packed(model_dir, pa
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
     norm = float(torch.cat([gradient.flatten() for gradient in wanted.values()]).norm())
     assert report.updates[0].grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("pack_tokens", [1, 9, 30, 4096])
+def test_all_layouts_give_a_token_the_same_probability(model_dir, pack_tokens):
+    trainer = make_trainer(model_dir)
+    groups = [*batch_of(trainer, 0), two_turn_group(trainer, torch.Generator().manual_seed(5))]
+    samples = make_batch(groups, trainer.algorithm, max_output_tokens=16).samples
+    rows = [0, 1, 2, 4, 6, 8, 9, 10]
+    for share_prompts in (False, True):
+        packs = make_packs(samples, rows, pack_tokens, share_prompts=share_prompts)
+        assert sorted(row for pack in packs for row in pack.rows_B.tolist()) == rows
+        assert all(pack.tokens_RL.numel() <= pack_tokens or len(pack.rows_B) == 1 for pack in packs)
+        found_NS = torch.zeros(len(samples), 16)
+        for pack in packs:
+            with torch.no_grad():
+                pack.put(trainer.policy.score(pack)[0], found_NS)
+        for row in rows:
+            sample = samples[row]
+            logprobs = found_NS[row, : sample.num_outputs].tolist()
+            assert logprobs == pytest.approx(sample.behaviour_logprobs, abs=5e-6)
+            assert not found_NS[row, sample.num_outputs :].any()
+
+
+def test_a_shared_prompt_is_computed_once(model_dir):
+    trainer = make_trainer(model_dir)
+    group = draw_group(trainer, 0, list(range(1, 21)), [3, 5, 7], alternating(), torch.Generator().manual_seed(1))
+    samples = make_batch([group], trainer.algorithm, max_output_tokens=16).samples
+    (pack,) = make_packs(samples, range(3), 64, share_prompts=True)
+    assert pack.tokens_RL.shape == (1, 20 + 2 + 4 + 6)
+    assert len(pack.kept_K) == 1 + 2 + 4 + 6  # all first tokens are drawn from the same logits
+
+
+class OwnMask(torch.nn.Module):
+    """A model that keeps to its own causal mask, whatever it is given."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, position_ids=None, attention_mask=None, use_cache=False):
+        return self.model(input_ids=input_ids, position_ids=position_ids, use_cache=use_cache)
+
+
+def test_prompts_are_shared_only_where_the_model_can(model_dir):
+    model, device = make_trainer(model_dir).policy.model, torch.device("cpu")
+    assert can_share_prompts(model, device, 1024)
+    assert not can_share_prompts(OwnMask(model), device, 1024)
+    model.config.sliding_window = 512
+    assert not can_share_prompts(model, device, 1024)
+    assert can_share_prompts(model, device, 512)
 
 
 def test_what_the_policy_is_rewarded_for_it_learns(model_dir):

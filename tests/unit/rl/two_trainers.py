@@ -23,11 +23,14 @@ from rl.trainer.sink import DirectorySink
 from rl.trainer.trainer import Trainer
 from rl.trajectory import Group
 
+PACK_TOKENS = 9
 ALGORITHM = {"kl_weight": 0.05, "correction": {"token_weight": "truncate", "sequence_band": None}}
 
 
 def new_trainer(directory: Path, ranks: OneRank) -> Trainer:
-    settings, algorithm = make_settings(ALGORITHM, num_minibatches=2, pack_tokens=15, clip_norm=0.05, learning_rate=3e-3)
+    settings, algorithm = make_settings(
+        ALGORITHM, num_minibatches=2, pack_tokens=PACK_TOKENS, clip_norm=0.05, learning_rate=3e-3
+    )
     return Trainer(directory / "model", settings, algorithm, ranks=ranks)
 
 
