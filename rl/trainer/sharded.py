@@ -33,7 +33,8 @@ class ShardedRanks(OneRank):
     def shard(self, model: Any) -> None:
         """Layer by layer, so that only one is whole at a time; what is outside of them together."""
         for module in [*_layers(model), model]:
-            sharded: Any = fully_shard(module, mesh=self._mesh)
+            # The outermost too, whose parameters would stay whole after a pass without gradient, and be whole to the optimiser.
+            sharded: Any = fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
             # A rank's loss is its part of the batch's: gradients add up, they are not averaged.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)

@@ -19,7 +19,7 @@ _MAX_ERROR = 1e-3
 
 @torch.no_grad()
 def can_share_prompts(model: Any, device: torch.device, pack_tokens: int) -> bool:
-    """Every rank asks. False also where a pack may be longer than the model's window."""
+    """Asked of a whole model, before it is sharded. False also where a pack may be longer than the model's window."""
     window = getattr(model.config, "sliding_window", None)
     if window is not None and window < pack_tokens:
         return False

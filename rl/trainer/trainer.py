@@ -74,8 +74,8 @@ class Trainer:
         self.settings, self.algorithm = settings, algorithm
         self.ranks = ranks if ranks is not None else OneRank()
         self.policy = Policy(model_dir, settings, self.ranks.device)
-        self.ranks.shard(self.policy.model)
         self._shares_prompts = can_share_prompts(self.policy.model, self.ranks.device, settings.pack_tokens)
+        self.ranks.shard(self.policy.model)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters().values(), lr=settings.learning_rate, betas=_BETAS, weight_decay=settings.weight_decay
         )
