@@ -25,6 +25,8 @@ from rl.trajectory import Group, RewardPart, Turn
 
 torch.set_num_threads(1)
 VOCAB = 24
+PROGRAM_SETTINGS = {"num_minibatches": 2, "warmup_steps": 1000, "learning_rate": 1.0}
+"""Every step differs from the one before in order and rate."""
 Reward = Callable[[Sequence[int]], float]
 
 
@@ -117,7 +119,7 @@ def batch_of(trainer: Trainer, step: int) -> list[Group]:
 
 
 def train_until_killed(directory: Path) -> None:
-    trainer = make_trainer(directory / "model", num_minibatches=2)
+    trainer = make_trainer(directory / "model", **PROGRAM_SETTINGS)
     checkpoints = Checkpoints(directory / "checkpoints", num_kept=2)
     for step in count():
         trainer.step(batch_of(trainer, step))

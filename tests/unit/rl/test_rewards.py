@@ -124,6 +124,19 @@ def test_the_correlation_is_pearsons_of_deviations_from_the_groups_means():
     assert length_report(groups_of(drawn), "correct", 0.3).among_group.correlation == pytest.approx(wanted)
 
 
+def test_chance_is_called_chance_however_small_the_groups_are():
+    generator = np.random.default_rng(0)
+
+    def p_value() -> float:
+        pairs = [
+            [(int(n), 0.0, float(x)) for n, x in zip(generator.permutation(40)[:2] + 1, generator.random(2), strict=True)]
+            for _ in range(12)
+        ]
+        return length_report(groups_of(pairs), "correct", 0.3).among_group.p_value
+
+    assert np.mean([p_value() < 0.1 for _ in range(200)]) == pytest.approx(0.1, abs=0.06)
+
+
 def test_references_and_other_numbers_become_marks():
     claim = Claim(QUESTION, "-42", "Well, 6 times -7 = -42, so -42.")
     assert marked(claim) == ["well", ",", "<num>", "times", "<num>", "=", "<ref>", ",", "so", "<ref>", "."]

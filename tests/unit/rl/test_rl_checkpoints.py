@@ -53,12 +53,12 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(tmp_path, model_dir):
     finally:
         program.kill()
         program.wait()
-    resumed = make_trainer(model_dir, num_minibatches=2)
+    resumed = make_trainer(model_dir, **tiny_policy.PROGRAM_SETTINGS)
     progress = checkpoints.restore(resumed)
     assert progress is not None
     assert progress.ledger.version == resumed.num_steps - 1
 
-    never_killed = make_trainer(model_dir, num_minibatches=2)
+    never_killed = make_trainer(model_dir, **tiny_policy.PROGRAM_SETTINGS)
     for step in range(resumed.num_steps):
         never_killed.step(batch_of(never_killed, step))
     assert same(resumed.tensors(), never_killed.tensors())

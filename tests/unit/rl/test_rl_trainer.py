@@ -271,6 +271,17 @@ def test_what_is_not_finite_moves_nothing_and_says_why(model_dir):
     assert trainer.num_updates == 1
 
 
+def test_a_gradient_that_overflows_moves_nothing_though_the_loss_is_finite(model_dir):
+    trainer = make_trainer(model_dir)
+    trainer.policy.model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = weights_of(trainer)
+    report = trainer.step(batch_of(trainer, 0))
+    assert report.updates[0].loss is not None
+    assert report.updates[0].grad_norm is None
+    assert "gradient" in report.skipped[0]
+    assert all(torch.equal(before[name], value) for name, value in weights_of(trainer).items())
+
+
 def test_the_rate_rises_and_the_gradient_is_held(model_dir):
     trainer = make_trainer(model_dir, warmup_steps=4, learning_rate=0.4, clip_norm=1e-3)
     reports = [trainer.step(batch_of(trainer, step)) for step in range(5)]
