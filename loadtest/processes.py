@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -73,18 +72,6 @@ def one_core_left_free() -> Iterator[Collection[int]]:
         yield cores[:1]
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports nobody listens on at the moment, all different."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def check_alive(process: subprocess.Popen[bytes], output: Path, deadline_s: float) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.mock_engine import Pace
-from loadtest.processes import free_ports, running_process
+from loadtest.processes import running_process
 from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
+from wire.ports import free_ports
 
 OPERATOR_TOKEN = "bench-operator"
 _ENGINE_TOKEN = "bench-engine"

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loadtest import environments
-from loadtest.processes import free_ports, running_process
+from loadtest.processes import running_process
+from wire.ports import free_ports
 
 VERSION = "0.1.17"
 _NAME = f"vllm-router-{VERSION}"

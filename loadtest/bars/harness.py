@@ -18,10 +18,11 @@ import psutil
 
 from loadtest.bars.load import progress
 from loadtest.bars.registry import Bench, Measured
-from loadtest.processes import SystemUnderTestError, free_ports, running_process, stop
+from loadtest.processes import SystemUnderTestError, running_process, stop
 from loadtest.records import REQUESTS_FILE, RUN_FILE, RequestRecord, RunRecord
 from loadtest.run.output import as_toml
 from loadtest.scenario import Scenario
+from wire.ports import free_ports
 
 NUM_REQUESTS = 100_000
 """So many at least in the run whose memory is watched."""

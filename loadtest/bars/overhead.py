@@ -16,13 +16,14 @@ from loadtest.closed_loop import keep_busy
 from loadtest.exposition import total
 from loadtest.kv_events import CHAIN_BLOCKS
 from loadtest.mock_engine import Pace
-from loadtest.processes import POLL_S, SystemUnderTestError, free_ports, one_core_left_free
+from loadtest.processes import POLL_S, SystemUnderTestError, one_core_left_free
 from loadtest.recital import MODEL
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.sources import human_eval
 from loadtest.statistics import Estimate, percentiles_ms, quantile_difference
 from loadtest.system import planned
 from loadtest.traffic import Prompt
+from wire.ports import free_ports
 
 CONCURRENCY = 64
 NUM_DIRECT = 16

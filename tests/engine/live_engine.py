@@ -21,10 +21,11 @@ import msgspec
 import zmq
 from waiting import DEADLINE_S, wait_until
 
-from launch.host import find_openmp, free_ports
+from launch.host import find_openmp
 from server.config import CaptureSettings, EnginePartsConfig
 from wire.frames import check_capture
 from wire.messages import TOPIC_STATS, CaptureStep, EngineStats, decode
+from wire.ports import free_ports
 
 TOKEN = "engine-test-token"
 START_DEADLINE_S = 480.0

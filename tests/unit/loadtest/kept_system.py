@@ -17,9 +17,10 @@ from typing import Any
 from alphabet_target import write_target
 
 from loadtest.mock_engine import Pace
-from loadtest.processes import free_ports, running_process
+from loadtest.processes import running_process
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, gateway_process, mock_addresses
 from loadtest.statistics import Interval
+from wire.ports import free_ports
 
 Start = Callable[[], AbstractAsyncContextManager[subprocess.Popen[bytes]]]
 LOOK_EVERY_S = 0.02

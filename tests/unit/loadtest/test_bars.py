@@ -203,7 +203,8 @@ import asyncio, sys, types
 from pathlib import Path
 from loadtest.bars import command
 from loadtest.bars.registry import Bar
-from loadtest.processes import free_ports, running_process
+from loadtest.processes import running_process
+from wire.ports import free_ports
 
 async def endless(bench):
     port = free_ports(1)[0]

@@ -19,11 +19,12 @@ import msgspec
 import pytest
 
 from loadtest.mock_engine import Pace
-from loadtest.processes import free_ports, running_process
+from loadtest.processes import running_process
 from loadtest.recital import MODEL, is_recital
 from loadtest.records import RequestRecord, RunRecord, SystemSample
 from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
+from wire.ports import free_ports
 
 SCENARIO = """
 name = "both"

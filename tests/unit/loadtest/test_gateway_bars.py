@@ -12,9 +12,10 @@ from loadtest import vllm_router
 from loadtest.bars import baseline, overhead, routing
 from loadtest.client import StreamResult
 from loadtest.mock_engine import MockEngine, Pace, serving
-from loadtest.processes import SystemUnderTestError, free_ports, running_process
+from loadtest.processes import SystemUnderTestError, running_process
 from loadtest.recital import Alphabet
 from loadtest.traffic import Prompt
+from wire.ports import free_ports
 
 PROMPTS = (Prompt("p", ({"role": "user", "content": "say it"},)),)
 

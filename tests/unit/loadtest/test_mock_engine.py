@@ -19,12 +19,12 @@ from loadtest.client import StreamResult, new_session, stream_chat
 from loadtest.exposition import total
 from loadtest.kv_events import CHAIN_BLOCKS
 from loadtest.mock_engine import MockEngine, Pace, serving
-from loadtest.processes import free_ports
 from loadtest.recital import LETTERS, MODEL, Alphabet, is_recital
 from loadtest.rig import gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.traffic import Prompt
 from wire.control import EngineStatus
 from wire.messages import TOPIC_STATS, EngineStats, decode
+from wire.ports import free_ports
 
 QUICK = Pace(first_token_s=0.01, between_tokens_s=0.001)
 PROMPT = Prompt("p", ({"role": "user", "content": "say it"},))

@@ -17,13 +17,13 @@ from kept_system import kept_system
 from samples import fill
 
 from loadtest.mock_engine import SPEC, Pace
-from loadtest.processes import free_ports
 from loadtest.records import RequestRecord, RunRecord
 from loadtest.report.analysis import analyse
 from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
 from loadtest.scenario import SHIPPED
 from loadtest.statistics import Interval
+from wire.ports import free_ports
 from wire.store import DraftStore
 
 SIDE_BY_SIDE = sorted(path.stem for path in SHIPPED.glob("*.small.toml") if not path.stem.startswith("faults"))
