@@ -68,6 +68,8 @@ def decide(
         objection = f"anchors of {worst.domain} would lose {-worst.mean:.3f} AL, {settings.max_anchor_drop} is the most allowed"
     approval = (
         f"gain of {wager.gain:+.3f} AL on {wager.num_requests} requests, {gain.mean:+.3f} on the {gain.num_requests} newest"
+        if wager.is_won
+        else f"gain of {gain.mean:+.3f} AL on the {gain.num_requests} newest requests, asked again"
     )
     return GateReport(
         accepted=objection is None,

@@ -118,6 +118,7 @@ def test_where_nothing_new_arrives_a_draft_that_has_learned_is_judged_by_all_the
     assert not scene.round(scene.make_draft(0)).accepted
     report = scene.round(scene.trained)
     assert report.accepted
+    assert "newest requests, asked again" in report.reason
     assert scene.judge.num_recounts == 1
     assert (report.num_counted, report.num_requests) == (12, 12)
     assert report.evidence < report.evidence_needed
