@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -17,8 +16,6 @@ from launch.attempt import Attempt
 from launch.plan import STRIPPED_VARIABLES, ProcessSpec
 from launch.watchdog import signal_group
 
-AUTOGROUP_FILE = Path("/proc/self/autogroup")
-
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -26,17 +23,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
     """Ask the kernel to terminate this process when its parent dies. Runs between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def give_way(nice: int) -> None:
-    """Raise the niceness of this process and of its session.
-
-    Where the kernel shares the machine between sessions (sched_autogroup, see sched(7)), a process's own niceness counts only
-    among those of its session, and every child is a session of its own.
-    """
-    os.nice(nice)
-    with contextlib.suppress(OSError):  # absent where the kernel has no such groups
-        AUTOGROUP_FILE.write_text(str(nice))
 
 
 def child_environment(base: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
@@ -108,8 +94,9 @@ class Child:
             die_with_parent()
             if spec.is_bound and spec.cores:
                 os.sched_setaffinity(0, spec.cores)
-            if spec.nice:
-                give_way(spec.nice)
+            # Of the process alone: an engine's core spins, and where the kernel shares the machine between sessions
+            # (sched_autogroup, see sched(7)) a nice session beside it gets next to nothing.
+            os.nice(spec.nice)
 
         return subprocess.Popen(
             spec.argv,

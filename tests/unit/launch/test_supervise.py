@@ -140,7 +140,7 @@ def test_stop_leaves_nothing_running(harness: Harness, tmp_path: Path) -> None:
     supervisor.stop()
 
 
-def test_a_nice_child_gives_way_with_its_whole_session(harness: Harness, tmp_path: Path) -> None:
+def test_a_nice_child_is_nice_and_its_session_is_not(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(dataclasses.replace(spec(tmp_path, SLEEP), nice=5))
     supervisor.start()
     child = supervisor.watched[0].child
@@ -148,7 +148,7 @@ def test_a_nice_child_gives_way_with_its_whole_session(harness: Harness, tmp_pat
     assert psutil.Process(child.pid).nice() == os.getpriority(os.PRIO_PROCESS, 0) + 5
     session = Path(f"/proc/{child.pid}/autogroup")
     if session.exists():
-        assert session.read_text().endswith("nice 5\n")
+        assert session.read_text().endswith("nice 0\n")
 
 
 def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:
