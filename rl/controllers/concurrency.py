@@ -3,7 +3,7 @@
 Grows while the cap binds and KV is plentiful, by a quarter per turnover until something had to be cut and by a little per
 turnover after that; shrinks by shares. Users' requests hold KV too and are not cut: rollouts make room for them.
 
-Source: the rules and numbers of prime-rl's controller (/work/shared/reference/rl.md, section 5): x1.25 per turnover while KV is
+Source: the rules and numbers of prime-rl's concurrency controller (PrimeIntellect-ai/prime-rl, August 2026): x1.25 per turnover while KV is
 below 0.6 and the cap binds, trim above 0.8 to 0.7, take back the youngest above 0.9, x0.8 on preemption and x0.5 on its repeat,
 x0.9 where more than half as many wait as run for 6 readings, no growth after 15 s of silence. Ours: small steps above half of
 where the last cut found us (slow start and congestion avoidance, RFC 5681), since additive increase with multiplicative

@@ -6,8 +6,8 @@ problems never asked, and those that were put aside as too hard or too easy, sin
 remembered of a problem fades with the rounds since then, which brings it back by itself.
 
 Sources: p(1-p) as the squared advantage of rewards 0 and 1 (Dr.GRPO, arXiv 2503.20783); dropping what carries no signal (DAPO's
-dynamic sampling) and at a pass rate of 0.9 and more (ScaleRL's no-positive-resampling), difficulty pools (prime-rl): all in
-/work/shared/reference/rl.md, section 3. Draws without replacement by weight: Efraimidis and Spirakis 2006.
+dynamic sampling) and at a pass rate of 0.9 and more (ScaleRL's no-positive-resampling), difficulty pools (prime-rl).
+Draws without replacement by weight: Efraimidis and Spirakis 2006.
 """
 
 from __future__ import annotations

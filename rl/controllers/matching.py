@@ -10,7 +10,7 @@ moves for some intervals after a move (cool-down), a split that was measured is 
 each return to a split that was left doubles what the next return must gain.
 
 Source: the elastic split of verl's hybrid replicas moves only if the gain exceeds a measured cost and shifts its threshold by
-experience (/work/shared/reference/rl.md, section 5); capacities instead of queue lengths are ours.
+experience (verl-project/verl, August 2026); capacities instead of queue lengths are ours.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ group is trained on whole), its group's rewards are likely to differ (the advant
 and its oldest token is about to become too stale. Users come before all of them. A preempted rollout keeps its tokens,
 log-probabilities and spans and resumes; it gains with each round that it waits and cannot be preempted for ever.
 
-Sources: /work/shared/reference/rl.md, section 5 (no surveyed framework ships this; Seer orders by estimated length); variance of
+Sources: Seer orders by estimated length, no framework we know of ships more; variance of
 the advantage for rewards of 0 and 1 from R - mean (Dr.GRPO, arXiv 2503.20783); deadlines as earliest deadline first, those that
 cannot be met given up (Liu and Layland 1973). vLLM's `priority`: lower is earlier, 0 where none is given, which is the users'.
 """

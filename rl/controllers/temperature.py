@@ -6,8 +6,7 @@ gibberish fails because it is hot. Where nearly everything passes the temperatur
 It moves slowly and within bounds, and a rollout keeps the one it began with, which is logged with it, since the behaviour
 distribution depends on it. The training loss is not looked at: it is about 0 by construction under group advantages.
 
-Sources: /work/shared/reference/rl.md, section 5 (signals; E3-RL4LLMs adjusts the temperature to hold the entropy), section 4.1
-(135M parameters are near gibberish at 1.0 and coherent at 0.7). Integral control of a logarithm with a dead band is textbook.
+Sources: E3-RL4LLMs adjusts the temperature to hold the entropy. SmolLM2-135M is near gibberish at 1.0 and coherent at 0.7. Integral control of a logarithm with a dead band is textbook.
 """
 
 from __future__ import annotations

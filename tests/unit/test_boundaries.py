@@ -142,3 +142,18 @@ def test_no_program_in_a_string_imports_vllm_where_code_may_not() -> None:
     found = [path for path in paths if pattern.search(path.read_text())]
     assert found
     assert all(path.parent.name == "engine" and path.parent.parent.name == "server" for path in found), found
+
+
+WRITTEN = [
+    path
+    for pattern in ("*.py", "*.md", "*.toml", "*.js", "*.html", "*.yml", "*.json")
+    for path in sorted(ROOT.rglob(pattern))
+    if path.is_relative_to(ROOT) and not any(part.startswith(".") or part == "runs" for part in path.relative_to(ROOT).parts)
+]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_names_a_place_on_somebodys_machine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.findall(r"(?<![\w.~:/-])/(?:work|home|root|Users|workspace)/[\w.-]+", text)
+    assert not found, f"{path.name} names {found[0]}; say where a reader finds it"
