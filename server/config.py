@@ -57,7 +57,7 @@ class RoutingSettings(Config):
 
 
 class CanarySettings(Config):
-    """`[canary]`: the watch over live AL after a commit."""
+    """`[canary]`: the watch over live AL after a commit, and over the active draft against the floor (`server/floor.py`)."""
 
     min_verify_steps: int = Field(200, ge=1)
     """Verify steps of the new draft before a verdict."""
