@@ -36,6 +36,8 @@ CANARY_WINDOWS = 10
 """The sliding window holds that many times the verify steps of a canary's verdict."""
 MIN_KNOWN_SHARE = 0.5
 """Of the window's verify steps, in domains on which the floor is known: a roll back changes the draft of all."""
+SIGMAS_LOST = 4.0
+"""More than the canary's: this watch never ends, so chance gets thousands of tries."""
 SIGMAS_BACK = 1.0
 """Back in service both drafts are measured on the traffic of now, and one of them has to serve: the likelier one does."""
 
@@ -97,6 +99,8 @@ class FloorWatch:
         """The return of the floor that is not confirmed yet."""
         self._deadline_s = 0.0
         self._not_before_s = 0.0
+        self._problem = ""
+        """Why a change that is due could not be made."""
 
     def evaluate(self) -> FloorChange | None:
         """What should be done as of now."""
@@ -123,8 +127,7 @@ class FloorWatch:
 
     def postpone(self, reason: str) -> None:
         """It could not be done."""
-        self._not_before_s = time.monotonic() + RETRY_S
-        self.view = msgspec.structs.replace(self.view, reason=reason)
+        self._not_before_s, self._problem = time.monotonic() + RETRY_S, reason
 
     def _follow_versions(self) -> None:
         """Begin anew where another draft serves, or another one is the floor."""
@@ -148,6 +151,7 @@ class FloorWatch:
         known, whole = self._known(floor), self._window.newest(CANARY_WINDOWS * self._settings.min_verify_steps)
         self._show(active, floor, whole, known)
         if time.monotonic() < self._not_before_s:
+            self.view = msgspec.structs.replace(self.view, reason=self._problem)
             return None
         design_effect = measure_design_effect(self._ledger.batches_of(floor))
         for window in (self._window.newest(self._min_steps), whole):
@@ -157,6 +161,7 @@ class FloorWatch:
                 min_verify_steps=self._min_steps,
                 max_relative_drop=MAX_LOSS,
                 design_effect=design_effect,
+                num_sigmas=SIGMAS_LOST,
             )
             self.view = msgspec.structs.replace(self.view, reason=self.view.reason or verdict.reason)
             if verdict.num_verify_steps < MIN_KNOWN_SHARE * _num_steps(window):
@@ -167,10 +172,14 @@ class FloorWatch:
 
     def _judge_return(self, floor: int) -> FloorChange | None:
         left = self._left
-        if left is None or time.monotonic() < self._not_before_s:
+        if left is None:
             self.view = FloorView(state="idle", version=floor, floor_version=floor, reason="the floor itself serves")
             return None
-        stint = {domain: tally - self._stint_from.get(domain, Tally()) for domain, tally in self._totals(floor).items()}
+        if time.monotonic() < self._not_before_s:
+            self.view = FloorView(state="back", version=floor, floor_version=floor, reason=self._problem)
+            return None
+        now = self._ledger.totals_by_domain(floor)
+        stint = {domain: tally - self._stint_from.get(domain, Tally()) for domain, tally in now.items()}
         verdict = judge(
             stint,
             left.evidence,
@@ -192,7 +201,7 @@ class FloorWatch:
         """What the floor did on each domain when it last met it, the recent window of that."""
         recent = self._ledger.recent_by_domain(floor)
         found = {}
-        for domain, tally in self._totals(floor).items():
+        for domain, tally in self._ledger.totals_by_domain(floor).items():
             since = tally - self._mark(domain, tally)
             found[domain] = min(since, recent.get(domain, since), key=lambda one: one.num_verify_steps)
         return found
@@ -202,9 +211,6 @@ class FloorWatch:
         last = self._stint_from.get(domain, Tally())
         met = (tally - last).num_verify_steps >= MIN_BASELINE_STEPS
         return last if met else self._known_from.get(domain, Tally())
-
-    def _totals(self, version: int) -> dict[str, Tally]:
-        return self._ledger.totals_by_domain(version)
 
     def _show(self, active: int, floor: int, window: Mapping[str, Tally], known: Mapping[str, Tally]) -> None:
         domains = tuple(_domain_view(domain, tally, known.get(domain, Tally())) for domain, tally in sorted(window.items()))
@@ -235,4 +241,4 @@ def _num_steps(by_domain: Mapping[str, Tally]) -> int:
 
 
 def _sum(left: Mapping[str, Tally], right: Mapping[str, Tally]) -> dict[str, Tally]:
-    return {name: total(part.get(name, Tally()) for part in (left, right)) for name in left | right}
+    return {name: total(part.get(name, Tally()) for part in (left, right)) for name in dict.fromkeys((*left, *right))}
