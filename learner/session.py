@@ -97,6 +97,7 @@ class LearningSession:
                 config.num_speculative_tokens,
                 dtype=self.trainer.dtype,
                 max_context_rows=settings.train.max_context_rows,
+                device=self.trainer.device,
             ),
             spec=self._spec,
             target=target,
