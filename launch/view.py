@@ -161,6 +161,8 @@ def _learning(status: AdminStatus) -> Table:
         ("published", str(report.num_published)),
         ("outcome", report.outcome or "-"),
     ]
+    if report.vocabulary_shortfall:
+        rows.append(("vocabulary", report.vocabulary_shortfall))
     return _pairs("learner", rows)
 
 

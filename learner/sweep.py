@@ -206,7 +206,11 @@ class Run:
         head, course = self._trainer.head, self._course
         gain = self._setting.train.min_coverage_gain
         chosen = better_vocabulary(
-            self._replay.counts_V, course.control_ids, head.vocabulary, gain, [*self._replay.domain_counts().values()]
+            self._replay.counts_V,
+            course.control_ids,
+            head.vocabulary,
+            gain,
+            [tokens.counts_V for tokens in self._replay.domain_tokens().values()],
         )
         if head.is_target_rows and chosen is not None:
             self._trainer.set_head(Head.of_target(chosen, course.target.head_VD))

@@ -177,8 +177,9 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     vocabulary_coverage: tuple[DomainCoverage, ...] = ()
     """Of the domains that were asked of last."""
     wanted_vocabulary_size: int = 0
-    """Tokens the draft's vocabulary needs at least to cover 98 % of what was seen of every domain; where it is above
-    draft.vocab_size, that should grow. What was not seen yet takes more: `vocabulary_coverage` tells."""
+    """Tokens the draft's vocabulary needs, by estimate, to cover 98 % of what every domain says next, tokens not seen yet included."""
+    vocabulary_shortfall: str = ""
+    """Empty, or what the size of the draft's vocabulary costs, by the coverage of what arrives, and what to do about it."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):
