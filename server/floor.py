@@ -59,18 +59,24 @@ class DomainWindow:
         self._min_steps = min_steps
         self._min_batch = min_steps / (CANARY_WINDOWS * BATCHES_PER_WINDOW)
         self._batches: deque[dict[str, Tally]] = deque()
+        self.whole: dict[str, Tally] = {}
 
     def add(self, part: Mapping[str, Tally]) -> None:
-        if not any(tally.num_verify_steps for tally in part.values()):
+        part = {domain: tally for domain, tally in part.items() if tally.num_verify_steps}
+        if not part:
             return
-        if self._batches and _num_steps(self._batches[-1]) < self._min_batch:
-            part = _sum(self._batches.pop(), part)
-        self._batches.append(dict(part))
-        while sum(map(_num_steps, self._batches)) - _num_steps(self._batches[0]) >= self._min_steps:
-            self._batches.popleft()
+        self.whole = _sum(self.whole, part)
+        is_small = bool(self._batches) and _num_steps(self._batches[-1]) < self._min_batch
+        self._batches.append(_sum(self._batches.pop(), part) if is_small else part)
+        num_steps = _num_steps(self.whole)
+        while num_steps - _num_steps(self._batches[0]) >= self._min_steps:
+            oldest = self._batches.popleft()
+            num_steps -= _num_steps(oldest)
+            left = {domain: tally - oldest.get(domain, Tally()) for domain, tally in self.whole.items()}
+            self.whole = {domain: tally for domain, tally in left.items() if tally.num_verify_steps}
 
     def newest(self, num_steps: int) -> dict[str, Tally]:
-        """The shortest end of the window that has so many verify steps, or all of it."""
+        """The shortest end of the window that has so many verify steps, else all of it."""
         found: dict[str, Tally] = {}
         for batch in reversed(self._batches):
             if _num_steps(found) >= num_steps:
@@ -89,6 +95,8 @@ class FloorWatch:
         self._floor: int | None = None
         self._min_steps = settings.min_verify_steps
         self._window = DomainWindow(0)
+        self._design_effect = 1.0
+        """Of the floor's verify steps, when it last served."""
         self._seen: dict[str, Tally] = {}
         """All the active draft did, when it was last looked at."""
         self._stint_from: dict[str, Tally] = {}
@@ -120,6 +128,7 @@ class FloorWatch:
         """It was done."""
         self._not_before_s = 0.0
         if change.version == self._floor:
+            self._measure_floor()
             self._left, self._deadline_s = change, time.monotonic() + self._settings.deadline_s
         else:
             self._left = None
@@ -145,22 +154,26 @@ class FloorWatch:
         else:
             self._left = None
             self._seen = now
+            self._measure_floor()
             self._window = DomainWindow(CANARY_WINDOWS * self._settings.min_verify_steps)
 
+    def _measure_floor(self) -> None:
+        batches = [] if self._floor is None else self._ledger.batches_of(self._floor)
+        self._design_effect = measure_design_effect(batches)
+
     def _judge_active(self, active: int, floor: int) -> FloorChange | None:
-        known, whole = self._known(floor), self._window.newest(CANARY_WINDOWS * self._settings.min_verify_steps)
+        known, whole = self._known(floor), self._window.whole
         self._show(active, floor, whole, known)
         if time.monotonic() < self._not_before_s:
             self.view = msgspec.structs.replace(self.view, reason=self._problem)
             return None
-        design_effect = measure_design_effect(self._ledger.batches_of(floor))
         for window in (self._window.newest(self._min_steps), whole):
             verdict = judge(
                 window,
                 known,
                 min_verify_steps=self._min_steps,
                 max_relative_drop=MAX_LOSS,
-                design_effect=design_effect,
+                design_effect=self._design_effect,
                 num_sigmas=SIGMAS_LOST,
             )
             self.view = msgspec.structs.replace(self.view, reason=self.view.reason or verdict.reason)
@@ -185,7 +198,7 @@ class FloorWatch:
             left.evidence,
             min_verify_steps=self._settings.min_verify_steps,
             max_relative_drop=self._settings.max_relative_drop,
-            design_effect=measure_design_effect(self._ledger.batches_of(floor)),
+            design_effect=self._design_effect,
             num_sigmas=SIGMAS_BACK,
         )
         self.view = FloorView(state="back", version=floor, floor_version=floor, reason=f"draft {left.leaves}: {verdict.reason}")
