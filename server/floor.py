@@ -112,6 +112,9 @@ class FloorWatch:
 
     def evaluate(self) -> FloorChange | None:
         """What should be done as of now."""
+        if not self._settings.watch_floor:
+            self.view = FloorView(state="idle", reason="switched off")
+            return None
         self._follow_versions()
         active, floor = self._active, self._floor
         if active is None or floor is None:

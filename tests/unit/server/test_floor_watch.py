@@ -222,6 +222,25 @@ def test_after_the_canary_a_draft_that_falls_below_the_floor_goes_without_a_lear
     run(scenario())
 
 
+def test_a_system_without_the_watch_keeps_what_loses(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, canary=CANARY.model_copy(update={"watch_floor": False})) as rig:
+            await rig.count(rig.engine, FLOOR, 1000, (500, 200))
+            assert (await rig.activate(publish(tmp_path), FLOOR)).status == 200
+            await rig.count(rig.engine, LEARNED, 200, (120, 60))
+            await eventually(lambda: rig.gateway.canary.view.state == "passed")
+            await rig.count(rig.engine, LEARNED, 2000, (121, 60))
+            assert rig.gateway.floor_watch.evaluate() is None
+            status = await rig.status()
+            assert (status["floor"]["state"], status["floor"]["reason"], status["active_version"]) == (
+                "idle",
+                "switched off",
+                1,
+            )
+
+    run(scenario())
+
+
 def test_a_floor_that_proves_worse_makes_way_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, canary=CANARY) as rig:
