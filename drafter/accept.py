@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from drafter.batch import Batch, NoAnchor, RequestRows, pack
+from drafter.batch import Batch, NoAnchor, RequestRows, pack, require_tokens
 from drafter.head import Head
 from drafter.model import DraftCore
 
@@ -49,7 +49,7 @@ def simulate(
     max_context_rows: int | None = None,
     log_total_T: Tensor | None = None,
 ) -> Acceptance | None:
-    """Acceptance of one request; None where it has no anchor.
+    """Acceptance of one request, in host memory; None where it has no anchor. Core, head and target parts are on one device.
 
     log_total_T [T]: `log_totals` of the request's rows, where the caller keeps them; needed above temperature 0 only.
     """
@@ -57,6 +57,8 @@ def simulate(
         batch = pack([request], depth, max_context_rows)
     except NoAnchor:
         return None
+    require_tokens(batch, embedding_VD.shape[0])
+    batch, ids_U = batch.to(embedding_VD.device), head.vocabulary.ids_U.to(embedding_VD.device)
     with torch.no_grad():
         outputs = core.unroll(batch, embedding_VD, depth, dtype)
     if request.temperature > 0:
@@ -65,7 +67,7 @@ def simulate(
     rows = []
     for step, output_AD in enumerate(outputs):
         logits_AU = functional.linear(output_AD.to(head.weight_UD.dtype), head.weight_UD)
-        proposed_A = head.vocabulary.ids_U[logits_AU.argmax(-1)]
+        proposed_A = ids_U[logits_AU.argmax(-1)]
         rows_A = batch.target_rows(step)
         if log_total_T is not None and request.temperature > 0:
             totals_A = log_total_T[rows_A]
@@ -73,7 +75,7 @@ def simulate(
         else:
             accepted_A = (proposed_A == batch.next_tokens_T[rows_A]).float()
         rows.append(accepted_A * batch.valid_KA[step])
-    return Acceptance(torch.stack(rows), judged_anchors(batch), batch.positions_T[batch.anchors_A])
+    return Acceptance(torch.stack(rows).cpu(), judged_anchors(batch).cpu(), batch.positions_T[batch.anchors_A].cpu())
 
 
 def judged_anchors(batch: Batch) -> Tensor:
@@ -85,7 +87,7 @@ def log_totals(hidden_TD: Tensor, head_VD: Tensor, temperature: float) -> Tensor
     """log of the target's softmax denominator at each row, [T]: the costly part, the same for every draft."""
     parts = []
     for chunk_CD in hidden_TD.split(128):
-        parts.append((functional.linear(chunk_CD.to(head_VD.dtype), head_VD).float() / temperature).logsumexp(-1))
+        parts.append((functional.linear(chunk_CD.to(head_VD), head_VD).float() / temperature).logsumexp(-1))
     return torch.cat(parts)
 
 

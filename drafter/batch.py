@@ -143,6 +143,14 @@ def pack(requests: Sequence[RequestRows], depth: int, max_context_rows: int | No
     )
 
 
+def require_tokens(batch: Batch, vocab_size: int) -> None:
+    """Raises IndexError for a token id that the target does not have. To be asked in host memory: on a GPU such an index
+    ends all computing of the process."""
+    largest = int(batch.next_tokens_T.max())
+    if largest >= vocab_size:
+        raise IndexError(f"token {largest} is not in a vocabulary of {vocab_size}")
+
+
 def _drop_rows(request: RequestRows, count: int) -> RequestRows:
     if count == 0:
         return request

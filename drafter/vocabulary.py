@@ -83,14 +83,47 @@ def choose_vocabulary(
     return DraftVocabulary(order_V[:size].sort().values, vocab_size)
 
 
-def wanted_size(control_ids: Sequence[int], domain_counts: Sequence[Tensor], vocab_size: int) -> int:
-    """Ids of a vocabulary that has the control ids and covers WANTED_COVERAGE of what was counted in each domain.
+@dataclass(frozen=True)
+class SeenTokens:
+    """What the target said in one domain, in so many requests: how often each token [V], and the same of those that only one
+    request said, 0 for all others."""
 
-    A lower bound: tokens that were not said yet take more.
+    counts_V: Tensor
+    lone_V: Tensor
+
+    @property
+    def missing_share(self) -> float:
+        """Expected share of the next request's tokens that none said so far, 0 without any.
+
+        Good-Turing (Good 1953) by requests: what would be unseen in each if it were the next one, which leaves it out of the
+        others. By tokens it were half of that, since a request says a rare word more than once.
+        """
+        return float(self.lone_V.sum()) / max(float(self.counts_V.sum()), 1.0)
+
+
+def wanted_size(control_ids: Sequence[int], domains: Sequence[SeenTokens], vocab_size: int) -> int:
+    """Ids of a vocabulary that has the control ids and can be expected to cover WANTED_COVERAGE of what each domain says next.
+
+    Seen tokens cover all but the missing share. Where that is not enough, unseen ones are taken by id as `choose_vocabulary` takes
+    them, as far as the ids of tokens that one request alone said tell where the missing ones are.
     """
-    is_wanted_V = _needed_at(domain_counts, vocab_size) < WANTED_COVERAGE
+    is_wanted_V = torch.zeros(vocab_size, dtype=torch.bool)
+    for tokens in domains:
+        is_wanted_V |= _wanted_of(tokens)
     is_wanted_V[_forced(control_ids, vocab_size)] = True
     return int(is_wanted_V.sum())
+
+
+def _wanted_of(tokens: SeenTokens) -> Tensor:
+    """Which ids [V] one domain asks for."""
+    missing, allowed = tokens.missing_share, 1.0 - WANTED_COVERAGE
+    level_V = _needed_at([tokens.counts_V], tokens.counts_V.numel())
+    if missing <= allowed:
+        return level_V < WANTED_COVERAGE / (1.0 - missing)
+    lone_share_V = tokens.lone_V.to(torch.float64).cumsum(0) / float(tokens.lone_V.sum())
+    last_id = int((lone_share_V < (missing - allowed) / missing).sum())
+    is_seen_V = tokens.counts_V > 0
+    return is_seen_V | (torch.arange(is_seen_V.numel()) <= last_id)
 
 
 def _needed_at(domain_counts: Sequence[Tensor], vocab_size: int) -> Tensor:

@@ -133,6 +133,7 @@ def _acceptance(status: AdminStatus, bar_width: int) -> Table:
         rows.append(("AL", f"{acceptance.acceptance_length:.2f}"))
         rows += [(f"position {index}", gauge(share, bar_width)) for index, share in enumerate(acceptance.per_position, start=1)]
     rows.append(("canary", status.canary.state))
+    rows.append(("floor watch", status.floor.state))
     return _pairs("acceptance", rows)
 
 
@@ -160,6 +161,8 @@ def _learning(status: AdminStatus) -> Table:
         ("published", str(report.num_published)),
         ("outcome", report.outcome or "-"),
     ]
+    if report.vocabulary_shortfall:
+        rows.append(("vocabulary", report.vocabulary_shortfall))
     return _pairs("learner", rows)
 
 

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from wire.config import Config
 
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
 
 class ReplaySettings(Config):
     """`[learner.replay]`: what is kept to learn from. All of it in host memory, bounded (`learner/request.py` tells to how much)."""
@@ -170,6 +172,9 @@ class LearnerSettings(Config):
     num_processes: int = Field(1, ge=1)
     """That train together, each on a share of every step's batch, on a GPU of its own where there are some. More than one pays only
     with a `train.batch_tokens` of many requests."""
+    device: DeviceChoice = "auto"
+    """Where it trains and judges. `auto`: on a GPU where torch has one, else on the CPU. What engines leave of a GPU's memory has to
+    hold weights, optimiser state and the target's embedding and head (`engine.gpu_memory_utilization`)."""
     num_threads: int = Field(1, ge=1)
     """Threads that compute, in each process."""
     nice: int = Field(10, ge=0, le=19)

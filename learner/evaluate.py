@@ -5,6 +5,7 @@ Shape letters: A anchors, T rows, D hidden, U draft vocabulary, V target vocabul
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from drafter.accept import log_totals, simulate
 from drafter.draft import Draft
-from drafter.head import Head
 from drafter.target import TargetParts
+from learner.ranks import CPU
 from learner.request import CapturedRequest
 
 log = logging.getLogger(__name__)
@@ -33,29 +34,35 @@ class Score:
 
 
 class Evaluator:
-    """Knows the target; remembers scores of drafts that were given a name (published versions do not change)."""
+    """Knows the target; remembers scores of drafts that were given a name (published versions do not change).
 
-    def __init__(self, target: TargetParts, depth: int, *, dtype: torch.dtype, max_context_rows: int) -> None:
+    Drafts come and stay in host memory; they are computed on `device`.
+    """
+
+    def __init__(
+        self, target: TargetParts, depth: int, *, dtype: torch.dtype, max_context_rows: int, device: torch.device = CPU
+    ) -> None:
         self._target = target
         self._depth = depth
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
         self._max_context_rows = max_context_rows
-        self._embedding_VD = target.embedding_VD.to(dtype)
-        self._head_VD = target.head_VD.to(dtype)
+        self._embedding_VD = target.embedding_VD.to(device, dtype)
+        self._head_VD = target.head_VD.to(device, dtype)
         self._unscorable: dict[str, CapturedRequest] = {}
         self._known: dict[tuple[int, str], Score | None] = {}
         self._log_totals: dict[str, Tensor] = {}
 
     def scores(self, draft: Draft, requests: Sequence[CapturedRequest], version: int | None = None) -> dict[str, Score]:
         """Scores by request key, requests without a judged anchor left out. `version` names a published draft."""
-        head = draft.head.to(self._dtype)
+        placed: Draft | None = None
         found: dict[str, Score | None] = {}
         for request in requests:
             known = (version, request.key) if version is not None else None
             if known is not None and known in self._known:
                 found[request.key] = self._known[known]
                 continue
-            found[request.key] = self._try_score(draft, head, request)
+            placed = placed or self._place(draft)
+            found[request.key] = self._try_score(placed, request)
             if known is not None:
                 self._known[known] = found[request.key]
         return {key: score for key, score in found.items() if score is not None}
@@ -85,6 +92,10 @@ class Evaluator:
         self._known = {known: s for known, s in self._known.items() if known[0] in kept_versions and known[1] in kept_keys}
         self._log_totals = {key: totals_T for key, totals_T in self._log_totals.items() if key in kept_keys}
 
+    def _place(self, draft: Draft) -> Draft:
+        core = draft.core if self._device == CPU else copy.deepcopy(draft.core).to(self._device)
+        return Draft(core, draft.head.to(self._dtype, self._device))
+
     def _log_total(self, request: CapturedRequest) -> Tensor | None:
         """Kept by request: it costs more than the draft's own forward."""
         if request.rows.temperature <= 0:
@@ -93,21 +104,21 @@ class Evaluator:
             self._log_totals[request.key] = log_totals(request.rows.hidden_TD, self._head_VD, request.rows.temperature)
         return self._log_totals[request.key]
 
-    def _try_score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
+    def _try_score(self, draft: Draft, request: CapturedRequest) -> Score | None:
         """None where the request cannot be computed: rows come from outside, and one of them must not end all learning."""
         if request.key in self._unscorable:
             return None
         try:
-            return self._score(draft, head, request)
+            return self._score(draft, request)
         except (RuntimeError, IndexError, ValueError, MemoryError) as error:
             log.warning("cannot score request %s: %s: %s", request.key, type(error).__name__, error)
             self._unscorable[request.key] = request
             return None
 
-    def _score(self, draft: Draft, head: Head, request: CapturedRequest) -> Score | None:
+    def _score(self, draft: Draft, request: CapturedRequest) -> Score | None:
         result = simulate(
             draft.core,
-            head,
+            draft.head,
             self._embedding_VD,
             self._head_VD,
             request.rows,

@@ -8,11 +8,14 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from learner.config import LearnerConfig
+from learner.device import choose_device
+from learner.ranks import OneRank
 from learner.session import LearningSession, MakeTrainer
 from learner.start import wait_for_draft
 from learner.trainer import Trainer
@@ -32,7 +35,8 @@ def main(config: LearnerConfig) -> int:
         from learner.processes import run_rank  # torch.distributed, only where it is used
 
         return run_rank(config, lead)
-    return lead(config, Trainer)
+    device = choose_device(settings.device, num_gpus=torch.cuda.device_count())
+    return lead(config, partial(Trainer, ranks=OneRank(device)))
 
 
 def lead(config: LearnerConfig, make_trainer: MakeTrainer) -> int:
@@ -44,7 +48,7 @@ def lead(config: LearnerConfig, make_trainer: MakeTrainer) -> int:
     if version is None:
         return 0
     session = LearningSession(config, version, make_trainer)
-    log.info("learner listens on %s, starts from %s", session.receiver.endpoint, session.origin)
+    log.info("learner listens on %s, starts from %s, on %s", session.receiver.endpoint, session.origin, session.trainer.device)
     try:
         run(session, stopping)
     finally:

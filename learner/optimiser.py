@@ -92,7 +92,9 @@ class DraftOptimiser:
                 continue
             entry: dict[str, Any] = {"step": _fitting(tensors, f"adamw.step.{name}", torch.Size()).clone()}
             for key in ("exp_avg", "exp_avg_sq"):
-                whole = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).to(parameter.dtype, copy=True)
+                whole = _fitting(tensors, f"adamw.{key}.{name}", parameter.shape).to(
+                    parameter.device, parameter.dtype, copy=True
+                )
                 entry[key] = self._ranks.part(whole, parameter)
             self._adamw.state[parameter] = entry
         rate_scale, num_steps = float(tensors["rate_scale"]), int(tensors["num_steps"])

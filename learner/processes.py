@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from drafter.target import load_target_parts
 from learner.config import LearnerConfig
+from learner.device import choose_device
 from learner.follow import follow
 from learner.lead import LeadingTrainer
 from learner.orders import OrderChannel, Stop
@@ -37,15 +38,12 @@ def run_rank(config: LearnerConfig, lead: Callable[[LearnerConfig, MakeTrainer],
             f"learner.num_processes is {config.learner.num_processes} and {num_started} were started; start the learner with "
             "`paceline up`, or with torchrun --nproc-per-node"
         )
-    num_gpus = torch.cuda.device_count()
-    if 0 < num_gpus < num_started:
-        raise ConfigError(
-            f"learner.num_processes is {num_started} and there are {num_gpus} GPUs; each process needs one of its own"
-        )
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = choose_device(config.learner.device, num_gpus=torch.cuda.device_count(), rank=rank)
     # torchrun gives each of its processes a session of its own: nobody else would end them if it was killed.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if num_gpus else "gloo")
-    ranks, channel = ShardedRanks(), OrderChannel()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    ranks, channel = ShardedRanks(device), OrderChannel()
     status = 0
     if ranks.rank > 0:
         for number in (signal.SIGTERM, signal.SIGINT):  # the leading rank gets it too, and needs the others for its checkpoint

@@ -14,13 +14,15 @@ from torch import Tensor
 from drafter.model import DraftCore
 
 T = TypeVar("T")
+CPU = torch.device("cpu")
 
 
 class OneRank:
     """The only process: a part is the whole, a sum has one summand, and there is nobody to agree with."""
 
-    device = torch.device("cpu")
-    """Where the matrix products are computed."""
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        """Where weights are and matrix products are computed."""
 
     def shard(self, core: DraftCore) -> None:
         """Keep only this rank's part of every parameter. Called once, before anything refers to the parameters."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from drafter.vocabulary import SeenTokens
 from learner.config import ReplaySettings
 from learner.request import CapturedRequest, is_held_out
 
@@ -231,15 +232,15 @@ class Replay:
         self._forget_plans({lost.key for lost in gone})
         return [lost.key for lost in gone]
 
-    def domain_counts(self) -> dict[str, Tensor]:
-        """How often each token was emitted [V], by group; of the largest groups, those that tell enough to choose tokens by."""
+    def domain_tokens(self) -> dict[str, SeenTokens]:
+        """What was emitted, by group; of the largest groups, those that tell enough to choose tokens by."""
         groups: dict[str, list[CapturedRequest]] = {}
         for request in self.trainable():
             groups.setdefault(request.group, []).append(request)
         sizes = {name: sum(request.num_tokens for request in group) for name, group in groups.items()}
         largest = sorted(sizes, key=lambda name: -sizes[name])[: self._settings.max_groups]
         telling = [name for name in largest if sizes[name] >= _FEWEST_DOMAIN_TOKENS]
-        return {name: token_counts(groups[name], self.counts_V.numel()) for name in telling}
+        return {name: seen_tokens(groups[name], self.counts_V.numel()) for name in telling}
 
     def draw(self, num_tokens: int) -> list[CapturedRequest]:
         """Requests of at least `num_tokens` in all, in passes: each is drawn once before one is drawn again.
@@ -302,6 +303,13 @@ def emitted_tokens(request: CapturedRequest) -> Tensor:
     rows = request.rows
     tokens = rows.next_tokens_T[rows.positions_T >= rows.num_prompt_tokens - 1]
     return tokens[tokens >= 0]
+
+
+def seen_tokens(requests: Sequence[CapturedRequest], vocab_size: int) -> SeenTokens:
+    """What these requests emitted, at least one."""
+    counts_V = token_counts(requests, vocab_size)
+    said_by_V = torch.bincount(torch.cat([emitted_tokens(request).unique() for request in requests]), minlength=vocab_size)
+    return SeenTokens(counts_V, torch.where(said_by_V[:vocab_size] == 1, counts_V, 0))
 
 
 def token_counts(requests: Sequence[CapturedRequest], vocab_size: int) -> Tensor:

@@ -97,6 +97,7 @@ class LearningSession:
                 config.num_speculative_tokens,
                 dtype=self.trainer.dtype,
                 max_context_rows=settings.train.max_context_rows,
+                device=self.trainer.device,
             ),
             spec=self._spec,
             target=target,
@@ -198,7 +199,7 @@ class LearningSession:
         if self._was_rolled_back():
             return
         self._state = "publishing"
-        self.vocabulary.refresh(self.trainer, self.replay, self.history)
+        self.vocabulary.refresh(self.trainer, self.replay, self.history, self.coverage.view)
         self._steps_at_gate = self.trainer.num_steps
         active = self.active_version
         decided = sum(self.publisher.decisions.values())
@@ -260,6 +261,7 @@ class LearningSession:
             outcome=self.publisher.last_outcome,
             vocabulary_coverage=self.coverage.view,
             wanted_vocabulary_size=self.vocabulary.wanted_size,
+            vocabulary_shortfall=self.vocabulary.shortfall,
         )
 
     def close(self) -> None:

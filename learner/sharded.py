@@ -10,7 +10,6 @@ Shape letters: R rows of a matrix, C its columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -22,19 +21,19 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from drafter.model import DraftCore
-from learner.ranks import OneRank
+from learner.ranks import CPU, OneRank
 
 T = TypeVar("T")
 
 
 class ShardedRanks(OneRank):
-    """One rank of the default process group, which must exist. On GPUs where there are some, else on CPUs."""
+    """One rank of the default process group, which must exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        super().__init__(device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(self.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         self._mesh = init_device_mesh(self.device.type, (self.size,))
         self._core: FSDPModule | None = None
 

@@ -26,9 +26,11 @@ from drafter.head import Head
 from drafter.target import TargetParts, load_target_parts
 from drafter.vocabulary import better_vocabulary, control_token_ids
 from learner.archive import RequestArchive
-from learner.config import ReplaySettings, TrainSettings
+from learner.config import DeviceChoice, ReplaySettings, TrainSettings
+from learner.device import choose_device
 from learner.evaluate import Evaluator, Score, simulated_al
 from learner.gate import paired_gain
+from learner.ranks import OneRank
 from learner.replay import Replay
 from learner.request import CapturedRequest, is_held_out
 from learner.schedule import rate_share
@@ -61,6 +63,8 @@ class Sweep(Config):
     """Of the captured rows."""
     draft_vocab_size: int = Field(8192, ge=1)
     aux_layer_ids: tuple[int, ...] | None = None
+    device: DeviceChoice = "auto"
+    """As `learner.device`."""
     num_speculative_tokens: int = Field(3, ge=1)
     """K of the simulated AL."""
     token_visits: int = Field(ge=1)
@@ -122,11 +126,13 @@ class Course:
             )
         self.target: TargetParts = load_target_parts(sweep.target)
         self.control_ids = control_token_ids(sweep.target)
+        self.device = choose_device(sweep.device, num_gpus=torch.cuda.device_count())
         self._evaluator = Evaluator(
             self.target,
             sweep.num_speculative_tokens,
             dtype=torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32,
             max_context_rows=TrainSettings().max_context_rows,
+            device=self.device,
         )
 
     def draft(self, setting: Setting) -> Draft:
@@ -143,7 +149,7 @@ class Run:
 
     def __init__(self, setting: Setting, course: Course) -> None:
         self._setting, self._course = setting, course
-        self._trainer = Trainer(course.draft(setting), course.target, setting.train)
+        self._trainer = Trainer(course.draft(setting), course.target, setting.train, OneRank(course.device))
         self._replay = Replay(setting.replay, course.spec.vocab_size, setting.train.seed)
         self._train_s = 0.0
         self.scores: dict[str, Score] = {}
@@ -200,7 +206,11 @@ class Run:
         head, course = self._trainer.head, self._course
         gain = self._setting.train.min_coverage_gain
         chosen = better_vocabulary(
-            self._replay.counts_V, course.control_ids, head.vocabulary, gain, [*self._replay.domain_counts().values()]
+            self._replay.counts_V,
+            course.control_ids,
+            head.vocabulary,
+            gain,
+            [tokens.counts_V for tokens in self._replay.domain_tokens().values()],
         )
         if head.is_target_rows and chosen is not None:
             self._trainer.set_head(Head.of_target(chosen, course.target.head_VD))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter.batch import NoAnchor, RequestRows, anchor_rows, pack
+from drafter.batch import NoAnchor, RequestRows, anchor_rows, pack, require_tokens
 from drafter.credit import CreditWeights, batch_verdicts, credit
 from drafter.draft import DTYPES, Draft
 from drafter.head import Head
@@ -84,6 +84,10 @@ class Trainer:
         self._train_against(draft.head)
 
     @property
+    def device(self) -> torch.device:
+        return self._ranks.device
+
+    @property
     def head(self) -> Head:
         """The head candidates are published with, in the dtype it has on disk."""
         return self._head
@@ -132,12 +136,12 @@ class Trainer:
         self._teachers.forget(keys)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of weights and optimiser state, for a checkpoint; whole, however many ranks there are."""
+        """Copies of weights and optimiser state in host memory, for a checkpoint; whole, however many ranks there are."""
         state = {f"core.{name}": self._ranks.whole(value) for name, value in self.core.state_dict().items()}
         state |= {f"average.{name}": self._ranks.whole(value) for name, value in self._average.items()}
         state |= {f"optimiser.{name}": value for name, value in self.optimiser.tensors().items()}
         state |= {f"objective.{name}": value for name, value in self._objective.tensors().items()}
-        return _copy(state)
+        return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over a state made by `tensors`; raises KeyError, RuntimeError or ValueError where it does not fit."""
@@ -147,7 +151,7 @@ class Trainer:
         for name, value in self._average.items():
             if average[name].shape != value.shape:
                 raise ValueError(f"average {name} has shape {tuple(average[name].shape)}, needed {tuple(value.shape)}")
-        self._average = {n: self._ranks.part(average[n].to(v.dtype, copy=True), v) for n, v in self._average.items()}
+        self._average = {n: self._ranks.part(average[n].to(v.device, v.dtype, copy=True), v) for n, v in self._average.items()}
         self.optimiser.load(_below("optimiser.", tensors))
         self._objective.load(_below("objective.", tensors))
         self.mean_kl = None
@@ -184,6 +188,7 @@ class Trainer:
         """The lesson, where the products are computed, and what its loss is to be divided by [S]."""
         settings, device = self.settings, self._ranks.device
         batch = pack([request.rows for request in requests], settings.unroll, settings.max_context_rows)
+        require_tokens(batch, self._embedding_VD.shape[0])
         batch = noisy(
             batch,
             [request.key for request in requests],

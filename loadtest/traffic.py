@@ -49,6 +49,11 @@ class Source:
     num_broken: int = 0
     """Records that hold no prompt, and stretches of a file that cannot be read."""
 
+    @property
+    def num_records(self) -> int:
+        """Broken ones included."""
+        return len(self.train) + len(self.heldout) + self.num_broken
+
     def part(self, split: str) -> Sequence[Prompt]:
         """`train` or `heldout`."""
         return self.heldout if split == "heldout" else self.train

@@ -133,7 +133,7 @@ class LearnerCollector:
             yield _gauge("paceline_learner_simulated_acceptance_length", "On held-out requests.", report.simulated_al)
         yield _gauge(
             "paceline_learner_wanted_vocabulary_size",
-            "Draft tokens that cover 98 % of what was seen.",
+            "Draft tokens that can be expected to cover 98 % of what each domain says.",
             report.wanted_vocabulary_size,
         )
         covered = GaugeMetricFamily(

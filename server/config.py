@@ -57,7 +57,7 @@ class RoutingSettings(Config):
 
 
 class CanarySettings(Config):
-    """`[canary]`: the watch over live AL after a commit."""
+    """`[canary]`: the watch over live AL after a commit, and over the active draft against the floor (`server/floor.py`)."""
 
     min_verify_steps: int = Field(200, ge=1)
     """Verify steps of the new draft before a verdict."""
@@ -66,6 +66,8 @@ class CanarySettings(Config):
     deadline_s: float = Field(600.0, gt=0.0)
     """Without enough traffic by then the draft stays and the canary ends undecided."""
     check_every_s: float = Field(1.0, gt=0.0)
+    watch_floor: bool = True
+    """Off: what serves is not compared with the floor. Published recipes know no floor; this is here to be compared with."""
 
 
 class AdmissionSettings(Config):

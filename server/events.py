@@ -73,7 +73,7 @@ class StatsListener:
         if stats.engine_id != engine.id:
             raise WireError(f"it calls itself {stats.engine_id!r}; check events_endpoint in the configuration")
         watched = self._canary.view
-        keep = {watched.version, watched.baseline_version, self._swap.drafts.active}
+        keep = {watched.version, watched.baseline_version, self._swap.drafts.active, self._swap.drafts.floor}
         self._ledger.ingest(stats, keep_versions=frozenset(version for version in keep if version is not None))
         self._depth.ingest(engine, stats, now_s=time.time())
         self._compare(engine, stats)

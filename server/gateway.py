@@ -32,6 +32,7 @@ from server.drafts import Drafts
 from server.engines import EngineClient, new_session
 from server.events import StatsListener
 from server.fleet import Engine, Fleet
+from server.floor import FloorWatch
 from server.health import HealthMonitor
 from server.history import History, history_routes
 from server.learner_link import LearnerLink
@@ -89,10 +90,12 @@ class Gateway:
         )
         self.drafts = Drafts(DraftStore(config.state_dir))
         self.canary = Canary(self.ledger, config.canary)
+        self.floor_watch = FloorWatch(self.ledger, self.drafts, config.canary)
         self.swap = SwapCoordinator(
             self.fleet,
             self.drafts,
             self.canary,
+            self.floor_watch,
             self.metrics,
             deadline_s=settings.swap_deadline_s,
             calibration=self.calibration,
@@ -191,7 +194,7 @@ class Gateway:
 
     def _chores(self) -> list[Coroutine[Any, Any, None]]:
         transfers = TransferWatch(self.fleet, self.router.costs)
-        chores: list[Coroutine[Any, Any, None]] = [self._watch_canary(), transfers.watch(), Recorder(self).record()]
+        chores: list[Coroutine[Any, Any, None]] = [self._watch_drafts(), transfers.watch(), Recorder(self).record()]
         if self.kv_listener is not None:
             chores.append(self.kv_listener.listen())
         for engine in self.fleet.engines:
@@ -199,10 +202,11 @@ class Gateway:
             chores.append(self.depth.apply(engine))
         return chores
 
-    async def _watch_canary(self) -> None:
+    async def _watch_drafts(self) -> None:
         while True:
             await asyncio.sleep(self.config.canary.check_every_s)
             await self.swap.check_canary()
+            await self.swap.check_floor()
 
     def _route(self, path: str) -> ModelRoute:
         return ModelRoute(path, self.proxy, self.admission, self.traffic, self._last_call.wait)

@@ -35,6 +35,7 @@ class StatusPage:
             rolled_back_versions=sorted(drafts.rolled_back),
             engines=[engine.view() for engine in gateway.fleet.engines],
             canary=gateway.canary.view,
+            floor=gateway.floor_watch.view,
             swaps=list(gateway.swap.history)[-NUM_SWAPS:],
             learner=gateway.learner.view(),
             capture=self._capture(),

@@ -18,6 +18,7 @@ from server.canary import Canary
 from server.drafts import Drafts
 from server.errors import NoEngineReady, SwapInProgress
 from server.fleet import Engine, Fleet
+from server.floor import FloorChange, FloorWatch
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
 from wire.artifact import DraftManifest
@@ -52,6 +53,7 @@ class SwapCoordinator:
         fleet: Fleet,
         drafts: Drafts,
         canary: Canary,
+        floor_watch: FloorWatch,
         metrics: Metrics,
         *,
         deadline_s: float,
@@ -62,6 +64,7 @@ class SwapCoordinator:
         self.num_roll_backs_in_a_row = 0
         self._fleet = fleet
         self._canary = canary
+        self._floor_watch = floor_watch
         self._metrics = metrics
         self._deadline_s = deadline_s
         self._calibration = calibration
@@ -121,6 +124,17 @@ class SwapCoordinator:
                 logger.error("the canary's roll back failed: %s", error)
                 self._canary.postpone(f"{verdict.reason}; rolling back failed: {error}")
 
+    async def check_floor(self) -> None:
+        """Let what the floor watch wants serve, if it wants another draft."""
+        change = None if self.is_busy else self._floor_watch.evaluate()
+        if change is None or self._canary.trusted_version == self.drafts.floor:  # then the canary compares the same two
+            return
+        try:
+            await self._first_possible("floor", [change.version], partial(self._make_change, change))
+        except PacelineError as error:
+            logger.error("the floor watch's change failed: %s", error)
+            self._floor_watch.postpone(f"{change.reason}; draft {change.version} could not be activated: {error}")
+
     async def align(self, engine: Engine) -> None:
         """Bring an engine that was just checked to the active version and let it serve.
 
@@ -159,6 +173,19 @@ class SwapCoordinator:
             return result
 
         await self._first_possible("canary", targets[::-1] if go_to_floor else targets, work)
+
+    async def _make_change(self, change: FloorChange, version: int) -> _Result:
+        """The draft that is left is not marked: traffic that suits it may return."""
+        self._require_active(change.leaves)
+        result = await self._commit(version, await self.drafts.verify(version))
+        self._canary.supersede(f"draft {version} serves instead, by the floor watch")
+        if version == self.drafts.floor:
+            self.drafts.retreat(version)
+        else:
+            self.drafts.advance(version)
+        self._floor_watch.note(change)
+        result.reason = f"draft {change.leaves}: {change.reason}" + (f"; {result.reason}" if result.reason else "")
+        return result
 
     async def _first_possible(
         self, trigger: str, targets: list[int | None], work: Callable[[int], Awaitable[_Result]]

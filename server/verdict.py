@@ -1,4 +1,4 @@
-"""The canary's decision: is a new draft worse on live traffic than the one before it? Pure numbers, no clock, no engine.
+"""The canary's and the floor watch's decision: is one draft worse on live traffic than another? Pure numbers, no clock, no engine.
 
 The two are compared domain by domain and weighted by the new draft's mix, so a shift of traffic between domains is not
 mistaken for a change of the draft. A drop counts only where it is larger than the setting allows and larger than chance
@@ -53,6 +53,7 @@ def judge(
     min_verify_steps: int,
     max_relative_drop: float,
     design_effect: float,
+    num_sigmas: float = NUM_SIGMAS,
 ) -> Verdict:
     """The verdict on `candidate` (tallies by domain) against `baseline`."""
     comparisons = [
@@ -68,7 +69,7 @@ def judge(
     weighted = list(zip(weights, comparisons, strict=True))
     candidate_al = 1.0 + sum(weight * one.candidate_mean for weight, one in weighted)
     baseline_al = 1.0 + sum(weight * one.baseline_mean for weight, one in weighted)
-    noise = NUM_SIGMAS * sqrt(design_effect * sum(weight**2 * one.variance for weight, one in weighted))
+    noise = num_sigmas * sqrt(design_effect * sum(weight**2 * one.variance for weight, one in weighted))
     drop = baseline_al - candidate_al
     facts = f"AL {candidate_al:.3f} against {baseline_al:.3f} over {num_steps} verify steps (noise bound {noise:.3f})"
     if drop <= max_relative_drop * baseline_al:

@@ -177,8 +177,9 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     vocabulary_coverage: tuple[DomainCoverage, ...] = ()
     """Of the domains that were asked of last."""
     wanted_vocabulary_size: int = 0
-    """Tokens the draft's vocabulary needs at least to cover 98 % of what was seen of every domain; where it is above
-    draft.vocab_size, that should grow. What was not seen yet takes more: `vocabulary_coverage` tells."""
+    """Tokens the draft's vocabulary needs, by estimate, to cover 98 % of what every domain says next, tokens not seen yet included."""
+    vocabulary_shortfall: str = ""
+    """Empty, or what the size of the draft's vocabulary costs, by the coverage of what arrives, and what to do about it."""
 
 
 class LearnerOrders(Struct, frozen=True, kw_only=True):
@@ -234,6 +235,30 @@ class CanaryView(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class FloorDomain(Struct, frozen=True, kw_only=True):
+    """Served AL of the active draft on one domain, and of the floor when that last served there."""
+
+    domain: str
+    num_verify_steps: int
+    """In the sliding window."""
+    acceptance_length: float
+    floor_num_verify_steps: int
+    floor_acceptance_length: float | None
+    """None: not known."""
+
+
+class FloorView(Struct, frozen=True, kw_only=True):
+    """The watch over the active draft against the floor."""
+
+    state: str
+    """`idle` (the floor itself serves, or there is none), `watching`, `unknown` (nothing is known of the floor on this traffic) or
+    `back` (the floor serves again and is compared with the draft it replaced)."""
+    version: int | None = None
+    floor_version: int | None = None
+    domains: tuple[FloorDomain, ...] = ()
+    reason: str = ""
+
+
 class CalibrationPair(Struct, frozen=True, kw_only=True):
     """What the gate said of a draft, and what it did."""
 
@@ -262,7 +287,7 @@ class SwapReport(Struct, frozen=True, kw_only=True):
     version: int
     previous: int | None
     trigger: str
-    """`activate`, `rollback` (an operator's) or `canary`."""
+    """`activate`, `rollback` (an operator's), `canary` or `floor` (the floor watch's)."""
     outcome: str
     """`committed`, `unchanged`, `refused` (nothing was committed) or `reverted` (committed somewhere, then taken back)."""
     reason: str
@@ -342,6 +367,7 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     """Of the active version; absent until something is measured."""
     traffic: TrafficView
     calibration: CalibrationView = CalibrationView()
+    floor: FloorView = FloorView(state="idle")
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):

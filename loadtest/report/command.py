@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.detectors.regression import Comparison, regression, worse
+from loadtest.measures.run_directory import RunDirectoryError
 from loadtest.report import result, spread_figures, theme, time_figures, words
 from loadtest.report.analysis import Analysis, analyse
 from loadtest.report.page import page
@@ -58,4 +59,11 @@ def write(analysis: Analysis, comparisons: list[Comparison]) -> None:
 
 
 def _file_of(baseline: Path) -> Path:
-    return baseline / result.FILE if baseline.is_dir() else baseline
+    """Raises RunDirectoryError where there is no report."""
+    if not baseline.is_dir():
+        return baseline
+    if not (baseline / result.FILE).is_file():
+        raise RunDirectoryError(
+            f"{baseline} holds no {result.FILE} to compare with; `paceline bench report {baseline}` makes it of a run"
+        )
+    return baseline / result.FILE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ from loadtest.report.analysis import Analysis, analyse, within
 from loadtest.report.pairing import by_prompt
 from loadtest.report.result import comparisons, plain
 
+_MAX_DIFFERENCES = 5
+"""Of two scenarios that are named for people."""
+_MAX_CHARACTERS = 60
+"""Of one value."""
+
 
 @dataclass(frozen=True)
 class RunComparison:
@@ -26,6 +31,8 @@ class RunComparison:
     losslessness: Losslessness
     why_invalid: dict[str, list[str]]
     """By directory, for runs that must not be believed."""
+    scenario_differences: list[str]
+    """By setting, what A and B were run with; empty where both are runs of one scenario."""
 
 
 def compare(
@@ -53,13 +60,14 @@ def compare_runs(before: Analysis, after: Analysis) -> RunComparison:
         rows.append(by_prompt(row, before, after, level))
     texts = [greedy(within(run.run.requests(), run.span), run.scenario) for run in (before, after)]
     invalid = {str(run.run.path): run.why_invalid for run in (before, after) if run.why_invalid}
-    return RunComparison(rows, losslessness(*texts), invalid)
+    return RunComparison(rows, losslessness(*texts), invalid, _scenario_differences(before, after))
 
 
 def lines(found: RunComparison, before_dir: Path, after_dir: Path) -> list[str]:
     """For people."""
     text = [f"A {before_dir}", f"B {after_dir}"]
     text += [f"NOT VALID: {path}: {'; '.join(reasons)}" for path, reasons in found.why_invalid.items()]
+    text += _different_work(found.scenario_differences)
     text.append(f"{'':<24}{'A':>10}{'B':>10}  {'B against A':<30}{'pairs':>7}  verdict")
     for row in found.rows:
         scale, unit = row.measure.shown
@@ -67,6 +75,37 @@ def lines(found: RunComparison, before_dir: Path, after_dir: Path) -> list[str]:
         name = f"{row.measure.title} {unit}".strip()
         text.append(f"{name:<24}{numbers}  {words.change(row):<30}{row.num_pairs or '–':>7}  {row.verdict}")
     return [*text, _texts(found.losslessness)]
+
+
+def _scenario_differences(before: Analysis, after: Analysis) -> list[str]:
+    return list(_differences("", *(run.scenario.model_dump(mode="json") for run in (before, after))))
+
+
+def _differences(name: str, before: Any, after: Any) -> Iterator[str]:
+    if before == after:
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _differences(f"{name}.{key}" if name else str(key), before.get(key), after.get(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, pair in enumerate(zip(before, after, strict=True)):
+            yield from _differences(f"{name}[{number}]", *pair)
+    else:
+        yield f"{name} is {_shown(before)} in A and {_shown(after)} in B"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+
+
+def _different_work(differences: list[str]) -> list[str]:
+    if not differences:
+        return []
+    rest = len(differences) - _MAX_DIFFERENCES
+    more = [f"  and {rest} more"] if rest > 0 else []
+    head = "DIFFERENT SCENARIOS: A and B did different work, so what follows is no effect of the system alone"
+    return [head, *(f"  {difference}" for difference in differences[:_MAX_DIFFERENCES]), *more]
 
 
 def _texts(found: Losslessness) -> str:
@@ -86,4 +125,5 @@ def as_plain(found: RunComparison) -> dict[str, Any]:
         "worse": worse(found.rows),
         "losslessness": {**plain(found.losslessness), "verdict": found.losslessness.verdict},
         "why_invalid": found.why_invalid,
+        "scenario_differences": found.scenario_differences,
     }

@@ -183,7 +183,7 @@ export function swapKind(swap) {
 }
 
 export function swapTitle(swap) {
-  const by = { activate: "activated", rollback: "rolled back to, by an operator", canary: "rolled back to, by the canary" }[swap.trigger] ?? swap.trigger;
+  const by = { activate: "activated", rollback: "rolled back to, by an operator", canary: "rolled back to, by the canary", floor: "activated by the floor watch" }[swap.trigger] ?? swap.trigger;
   if (swap.outcome === "committed") return `v${swap.version} ${by}${swap.forced && swap.trigger === "activate" ? ", forced" : ""}`;
   return `v${swap.version} ${{ refused: "refused", reverted: "taken back after a failed commit", unchanged: "was active already" }[swap.outcome] ?? swap.outcome}`;
 }

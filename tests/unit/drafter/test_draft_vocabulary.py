@@ -8,6 +8,7 @@ import torch
 from drafter.vocabulary import (
     WANTED_COVERAGE,
     DraftVocabulary,
+    SeenTokens,
     better_vocabulary,
     choose_vocabulary,
     control_token_ids,
@@ -39,9 +40,14 @@ def busy_and_quiet() -> list[torch.Tensor]:
     return [torch.cat([zipf * 100, torch.zeros(100)]).round(), torch.cat([torch.zeros(100), zipf]).round()]
 
 
+def seen(domains: list[torch.Tensor]) -> list[SeenTokens]:
+    """As if all had been said by many requests."""
+    return [SeenTokens(counts_V, torch.zeros_like(counts_V)) for counts_V in domains]
+
+
 def test_a_quiet_domain_is_covered_as_well_as_a_busy_one():
     domains = busy_and_quiet()
-    enough = choose_vocabulary(sum(domains), [], wanted_size([], domains, 200), domains)
+    enough = choose_vocabulary(sum(domains), [], wanted_size([], seen(domains), 200), domains)
     assert min(coverage(counts, enough) for counts in domains) >= WANTED_COVERAGE
     too_small = choose_vocabulary(sum(domains), [], 80, domains)
     busy, quiet = (coverage(counts, too_small) for counts in domains)
@@ -55,8 +61,35 @@ def test_the_wanted_size_is_the_smallest_that_covers_every_domain():
         next(k for k in range(201) if counts.sort(descending=True).values[:k].sum() >= WANTED_COVERAGE * counts.sum())
         for counts in domains
     ]
-    assert wanted_size([], domains, 200) == sum(fewest)
+    assert wanted_size([], seen(domains), 200) == sum(fewest)
     assert wanted_size([0, 199], [], 200) == 2
+
+
+def bursts(generator: torch.Generator, chances_V: torch.Tensor) -> torch.Tensor:
+    """The tokens of one request: every other one was said before in it."""
+    tokens = torch.multinomial(chances_V, 200, replacement=True, generator=generator).tolist()
+    for number in range(1, 200, 2):
+        tokens[number] = tokens[int(torch.randint(number, (1,), generator=generator))]
+    return torch.tensor(tokens)
+
+
+@pytest.mark.parametrize("num_requests", [20, 100])
+def test_tokens_not_seen_yet_count_by_their_expected_share(num_requests):
+    """Token chances as a corpus has them, ids only roughly by frequency, rare tokens in bursts: the truth is known."""
+    size = 5000
+    generator = torch.Generator().manual_seed(num_requests)
+    zipf = 1.0 / torch.arange(1, size + 1)
+    chances_V = zipf[torch.argsort(torch.arange(size) * (0.5 + torch.rand(size, generator=generator)))]
+    chances_V /= chances_V.sum()
+    requests = [bursts(generator, chances_V) for _ in range(num_requests)]
+    counts_V = torch.bincount(torch.cat(requests), minlength=size).float()
+    said_by_V = torch.bincount(torch.cat([request.unique() for request in requests]), minlength=size)
+    tokens = SeenTokens(counts_V, torch.where(said_by_V == 1, counts_V, 0))
+    assert tokens.missing_share == pytest.approx(float(chances_V[counts_V == 0].sum()), rel=0.1)
+    wanted = wanted_size([], [tokens], size)
+    covered = float(chances_V[choose_vocabulary(counts_V, [], wanted, [counts_V]).ids_U].sum())
+    assert covered == pytest.approx(WANTED_COVERAGE, abs=0.01)
+    assert wanted > 1.5 * wanted_size([], seen([counts_V]), size)
 
 
 def test_no_domain_pays_for_what_all_together_gain():

@@ -116,7 +116,7 @@ def test_vocabulary_follows_the_traffic_once_it_pays(config, make_request):
     session = LearningSession(config(), 0)
 
     def refresh():
-        session.vocabulary.refresh(session.trainer, session.replay, session.history)
+        session.vocabulary.refresh(session.trainer, session.replay, session.history, ())
         return session.trainer.head.vocabulary
 
     before = session.trainer.head.vocabulary
@@ -126,14 +126,23 @@ def test_vocabulary_follows_the_traffic_once_it_pays(config, make_request):
     session.close()
 
 
-def test_a_domain_that_needs_more_tokens_than_there_are_says_how_many(config, make_request, caplog):
+def test_a_domain_that_needs_more_tokens_than_there_are_says_how_many(config, make_request):
+    """The estimate alone is no alarm: it is the coverage of what arrives that falls short."""
     session = LearningSession(config(), 0)
-    request = make_request("k", prompt_key="q1", total=1984)
-    every = replace(request.rows, next_tokens_T=torch.arange(1984) % 62)
-    session._remember(replace(request, rows=every), on_disk=False)
-    session.vocabulary.refresh(session.trainer, session.replay, session.history)
-    assert session.report().wanted_vocabulary_size == 61  # of 62 that are said alike often
-    assert "--set draft.vocab_size=61" in caplog.text
+    requests = []
+    for key in ("k", "l", "m"):
+        request = make_request(key, prompt_key="q1", total=1984)
+        requests.append(replace(request, rows=replace(request.rows, next_tokens_T=torch.arange(1984) % 62)))
+        session._remember(requests[-1], on_disk=False)
+    session.vocabulary.refresh(session.trainer, session.replay, session.history, session.coverage.view)
+    report = session.report()
+    assert (report.wanted_vocabulary_size, report.vocabulary_shortfall) == (61, "")  # of 62 that are said alike often
+    for request in requests:
+        session.coverage.note(request, 0)
+    session.vocabulary.refresh(session.trainer, session.replay, session.history, session.coverage.view)
+    shortfall = session.report().vocabulary_shortfall
+    assert shortfall.startswith("48 draft tokens cover ")
+    assert "--set draft.vocab_size=61" in shortfall
     session.close()
 
 

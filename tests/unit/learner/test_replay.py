@@ -114,7 +114,7 @@ def test_counts_by_domain_are_of_what_is_remembered_to_learn_from(make_request):
         for n in range(num_requests):
             replay.add(make_request(f"{domain}{n}", domain=domain, total=144, prompt_key=next(training)))
     replay.add(make_request("held", total=144, prompt_key=next(prompts(True))))
-    counts = replay.domain_counts()
+    counts = {name: tokens.counts_V for name, tokens in replay.domain_tokens().items()}
     assert {name: int(counts_V.sum()) for name, counts_V in counts.items()} == {"t/code": 12 * 141, "t/chat": 11 * 141}
     assert (counts["t/code"] > 0).sum() == 4  # the tiny world goes round in four tokens from 1 on
 

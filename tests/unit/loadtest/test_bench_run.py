@@ -24,6 +24,7 @@ from loadtest.recital import MODEL, is_recital
 from loadtest.records import RequestRecord, RunRecord, SystemSample
 from loadtest.report.command import report
 from loadtest.rig import OPERATOR_TOKEN, gateway_config, mock_addresses, running_gateway, running_mocks
+from loadtest.run.command import left_out
 from wire.ports import free_ports
 
 SCENARIO = """
@@ -186,3 +187,11 @@ def test_a_run_whose_disk_is_full_ends_and_its_report_shows_what_was_kept(tmp_pa
     assert report(tmp_path / "out", None, said.append) == 1
     assert "File too large" in said[0]
     assert "0 answered whole" not in said[1]
+
+
+@pytest.mark.parametrize(("num_records", "is_note"), [(50_000, True), (999, False), (None, False)])
+def test_one_broken_record_of_a_large_corpus_is_only_a_note(num_records: int | None, is_note: bool) -> None:
+    """Of traces nobody knows the number."""
+    line = left_out("sharegpt", 1, num_records)
+    assert line.startswith("note: ") == is_note
+    assert ("broken" not in line) == is_note

@@ -365,6 +365,33 @@ def test_compare_fails_where_it_is_asked_to(tmp_path: Path, capsys: pytest.Captu
     assert printed["losslessness"]["num_different"] == 120
 
 
+def test_runs_of_different_scenarios_are_told_apart_by_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = str(write_run(tmp_path / "base", requests(), scenario=SHIFT))
+    same = str(write_run(tmp_path / "same", requests(seed=1), scenario=SHIFT))
+    faster = SHIFT.replace("ttft_ms = 400", "ttft_ms = 500")
+    assert faster != SHIFT
+    other = str(write_run(tmp_path / "other", requests(), scenario=faster))
+    assert main(["bench", "compare", base, same]) == 0
+    assert "DIFFERENT SCENARIOS" not in capsys.readouterr().out
+    assert main(["bench", "compare", base, other]) == 0
+    said = capsys.readouterr().out
+    assert "DIFFERENT SCENARIOS" in said
+    assert "slo.ttft_ms is 400.0 in A and 500.0 in B" in said
+    assert main(["bench", "compare", base, other, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenario_differences"] == ["slo.ttft_ms is 400.0 in A and 500.0 in B"]
+
+
+def test_a_run_without_a_report_is_no_baseline_and_the_message_says_how_to_make_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_run(tmp_path / "base", requests(), scenario=SHIFT)
+    slow = write_run(tmp_path / "slow", requests(slow=1.5, seed=1), scenario=SHIFT)
+    assert main(["bench", "report", str(slow), "--baseline", str(base)]) == 2
+    said = capsys.readouterr().err
+    assert f"{base} holds no report.json to compare with; `paceline bench report {base}` makes it" in said
+    assert "Errno" not in said
+
+
 def test_compare_refuses_to_believe_an_invalid_run(tmp_path: Path) -> None:
     base = str(write_run(tmp_path / "base", requests(), scenario=SHIFT))
     killed = str(write_run(tmp_path / "killed", requests(), scenario=SHIFT, record=None))

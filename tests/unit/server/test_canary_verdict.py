@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from alike_requests import Requests, tally
 
 from server.acceptance import BATCHES_PER_WINDOW, Window
 from server.tally import Tally
 from server.verdict import judge, measure_design_effect
-
-
-def tally(num_steps: int, *accepted: int) -> Tally:
-    return Tally(num_steps, (num_steps,) * len(accepted), accepted)
 
 
 def verdict(candidate: dict[str, Tally], baseline: dict[str, Tally]):  # type: ignore[no-untyped-def]
@@ -87,29 +84,6 @@ def test_the_design_effect_grows_with_the_spread_of_batches() -> None:
     """Batches of 200 steps that accept 100, give or take 30: 18 times the variance of independent steps."""
     batches = [tally(200, 130), tally(200, 70)] * 5
     assert measure_design_effect([batches]) == pytest.approx((16 + 10 * 200 * 0.15**2 / 0.25) / 13)
-
-
-class Requests:
-    """Verify steps of three requests at a time, each of which has an acceptance of its own."""
-
-    def __init__(self, rng: np.random.Generator, acceptance: float) -> None:
-        self._rng, self._acceptance = rng, acceptance
-        self._left: list[tuple[int, float]] = []
-
-    def second(self) -> Tally:
-        self._left = [one for one in self._left if one[0] > 0]
-        while len(self._left) < 3:
-            self._left.append(
-                (int(self._rng.integers(20, 100)), float(np.clip(self._rng.normal(self._acceptance, 0.12), 0, 1)))
-            )
-        accepted = np.zeros(3, dtype=int)
-        for _, acceptance in self._left:
-            survivors = 8
-            for depth in range(3):
-                survivors = self._rng.binomial(survivors, acceptance)
-                accepted[depth] += survivors
-        self._left = [(left - 8, acceptance) for left, acceptance in self._left]
-        return tally(24, *accepted.tolist())
 
 
 def watch(seed: int, acceptance: float) -> str:
