@@ -65,6 +65,8 @@ class Piece(Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[WeightSpan, ...]
+    finish_reason: str = ""
+    """`stop` or `length`; empty where more is to come."""
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -107,7 +109,9 @@ class Answer:
     def piece(self) -> Piece:
         """All tokens of a finished answer, those of known makers of any other."""
         if self.finish_reason is not None:
-            return Piece(token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs), spans=self._spans)
+            reason = "" if self.finish_reason == "abort" else self.finish_reason
+            tokens, logprobs = tuple(self._token_ids), tuple(self._logprobs)
+            return Piece(token_ids=tokens, logprobs=logprobs, spans=self._spans, finish_reason=reason)
         count = self._num_certain
         spans: tuple[WeightSpan, ...] = ()
         if count:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import LineTooLong
 from msgspec import Struct
 
 from rl.generator.answer import Answer, BadAnswer, StreamFailed
@@ -50,7 +51,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
     stream: bool = True
 
 
-class _Problem(Struct):
+class _Problem(Struct, frozen=True):
     message: str = ""
 
 
@@ -122,7 +123,7 @@ async def _read_events(response: aiohttp.ClientResponse, answer: Answer) -> None
             # A line without its end was cut off with the connection.
             if data.startswith(b"data:") and data != b"data: [DONE]" and line.endswith(b"\n"):
                 answer.take(data[5:])
-    except ValueError as error:  # what aiohttp raises for a line without end
+    except (ValueError, LineTooLong) as error:  # the one or the other for a line without end, as aiohttp's version is
         raise BadAnswer(f"the stream is none of events: {error}") from error
 
 

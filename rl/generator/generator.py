@@ -116,7 +116,8 @@ class Generator:
                 if loop.time() >= round_s:
                     self._play_round()
                     round_s = loop.time() + ROUND_S
-                self._seats.fill(self._reading())
+                if self._seats.num_free > 0:
+                    self._seats.fill(self._reading())
                 try:
                     async with asyncio.timeout_at(round_s):
                         await self._wake.wait()
@@ -135,10 +136,14 @@ class Generator:
     def _give_up_evicted(self) -> None:
         running = {entry.group_id for entry in self._ledger.state.open if entry.finished_rank is None}
         for group_id in self._groups.keys() - running:
-            for rollout in self._groups.pop(group_id).rollouts:
-                if rollout.task is not None:
-                    rollout.task.cancel()
+            self._give_up(group_id)
             self.counts.num_abandoned_groups += 1
+
+    def _give_up(self, group_id: int) -> None:
+        """End its rollouts, but for the one that says so."""
+        for rollout in self._groups.pop(group_id).rollouts:
+            if rollout.task is not None and rollout.task is not asyncio.current_task():
+                rollout.task.cancel()
 
     def _admit(self) -> None:
         """As many groups as the ledger allows, refills first. A prompt that was only too slow is asked again."""
@@ -217,15 +222,16 @@ class Generator:
             finished = group.complete()
         except RolloutError as error:
             return self._fail(group, error)
-        self._groups.pop(group.group_id, None)
+        del self._groups[group.group_id]
         if self._ledger.finish(finished):
             self.counts.num_groups += 1
             self._hand_over(finished)
 
     def _fail(self, group: RunningGroup, error: Exception) -> None:
-        """Evict it; the next turn of the loop ends its other rollouts and pays for the refill."""
+        """Evict it, so that its refill is owed."""
         log.warning("group %d is evicted: %s", group.group_id, error)
         if any(entry.group_id == group.group_id for entry in self._ledger.state.open):
             self._ledger.evict([group.group_id], "failed")
             self.counts.num_failed_groups += 1
+            self._give_up(group.group_id)
         self.wake()

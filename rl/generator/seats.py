@@ -33,7 +33,7 @@ class _Request:
 
 
 class Seats:
-    """`on_change` is called whenever somebody asks for a seat or gives one back: then `allot`."""
+    """`on_change` is called whenever somebody asks for a seat or gives one back: then `fill`."""
 
     def __init__(self, limits: ConcurrencyLimits, on_change: Callable[[], None]) -> None:
         self._limits = limits
@@ -56,7 +56,7 @@ class Seats:
 
     @asynccontextmanager
     async def seat(self, rollout_id: str) -> AsyncIterator[int]:
-        """Wait for a seat and hold it; gives vLLM's priority. Raises Preempted inside when it is taken away."""
+        """Wait for a seat and hold it; gives vLLM's priority. Raises Preempted where it is taken away meanwhile."""
         request = self._requests[rollout_id] = _Request()
         self._on_change()
         try:
@@ -79,23 +79,25 @@ class Seats:
         self._on_change()
         return decision
 
+    @property
+    def num_free(self) -> int:
+        return max(self.cap - sum(self.wanted.values()), 0)
+
     def fill(self, reading: PriorityReading) -> None:
         """Give free seats to those worth most; the reading's rollouts are those of `wanted`."""
-        num_free = self.cap - sum(self.wanted.values())
-        if num_free > 0:
-            _, decision = priority.decide(self._priority, reading)
-            self._grant(decision, num_free)
+        _, decision = priority.decide(self._priority, reading)
+        self._grant(decision)
 
     def allot(self, reading: PriorityReading) -> PriorityDecision:
-        """One round of the priority controller: free seats are filled, and some change hands."""
+        """One round of the priority controller: seats are filled, and taken from some, to be given to others once they are free."""
         self._priority, decision = priority.decide(self._priority, reading)
         self._take_away(decision.preempt)
-        self._grant(decision, len(decision.start))
+        self._grant(decision)
         return decision
 
-    def _grant(self, decision: PriorityDecision, count: int) -> None:
+    def _grant(self, decision: PriorityDecision) -> None:
         self._priorities = dict(decision.priorities)
-        for rollout_id in decision.start[:count]:
+        for rollout_id in decision.start[: self.num_free]:
             request = self._requests[rollout_id]
             self._num_granted += 1
             request.number = self._num_granted

@@ -14,7 +14,7 @@ from wire.spec import SCHEMA_VERSION
 
 
 class PartialTurn(Struct, frozen=True, kw_only=True):
-    """A turn that has not ended."""
+    """A turn as far as it has come."""
 
     prompt_token_ids: tuple[int, ...]
     """What it adds to the tokens before it; all tokens where it begins a fork."""
@@ -23,6 +23,8 @@ class PartialTurn(Struct, frozen=True, kw_only=True):
     behaviour_logprobs: tuple[float, ...] = ()
     weight_spans: tuple[WeightSpan, ...] = ()
     draft_version: int | None = None
+    finish_reason: str = ""
+    """Empty until it has ended."""
 
     def extended(self, piece: Piece) -> PartialTurn:
         """With more tokens; a span goes on where the next is of the same version."""
@@ -37,6 +39,7 @@ class PartialTurn(Struct, frozen=True, kw_only=True):
             output_token_ids=self.output_token_ids + piece.token_ids,
             behaviour_logprobs=self.behaviour_logprobs + piece.logprobs,
             weight_spans=tuple(spans),
+            finish_reason=piece.finish_reason,
         )
 
     def finished(self, reason: str) -> PlayedTurn:

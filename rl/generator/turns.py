@@ -97,9 +97,8 @@ class Turns:
             if ended := self._end_of(turn, max_tokens):
                 return turn.finished(ended)
             try:
-                reason = await self._request(rollout, context, turn, max_tokens=max_tokens - len(turn.output_token_ids))
-                if reason in ("stop", "length"):
-                    return rollout.saved.partial.finished(reason)
+                await self._request(rollout, context, turn, max_tokens=max_tokens - len(turn.output_token_ids))
+                continue
             except Preempted:
                 continue
             except Refused as error:
@@ -111,22 +110,22 @@ class Turns:
                     raise TurnFailed(f"{num_bad} answers in a row cannot be believed, the last because {error}") from error
             except Lost as error:
                 self._counts.num_lost += 1
-                pause_s = error.retry_after_s or pause_s
+                pause_s = min(error.retry_after_s or pause_s, _LAST_PAUSE_S)
             if rollout.saved.partial != turn:
                 num_bad, pause_s = 0, _FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
             pause_s = min(2.0 * pause_s, _LAST_PAUSE_S)
 
     def _end_of(self, turn: PartialTurn, max_tokens: int) -> str:
-        """Why a turn has ended whose stream broke before it could say so; empty where it has not."""
+        """Why a turn has ended, also where its stream broke before it could say so; empty where it has not."""
+        if turn.finish_reason:
+            return turn.finish_reason
         if turn.output_token_ids and turn.output_token_ids[-1] in self._stop_token_ids:
             return "stop"
         return "length" if len(turn.output_token_ids) >= max_tokens else ""
 
-    async def _request(
-        self, rollout: RunningRollout, context: tuple[int, ...], turn: PartialTurn, *, max_tokens: int
-    ) -> str | None:
-        """One request; keeps what it brought and returns why it ended. Raises Preempted, Lost, Refused or BadAnswer."""
+    async def _request(self, rollout: RunningRollout, context: tuple[int, ...], turn: PartialTurn, *, max_tokens: int) -> None:
+        """One request; keeps what it brought. Raises Preempted, Lost, Refused or BadAnswer where that may not be all."""
         async with self._seats.seat(rollout.id) as priority:
             is_certain = partial(self._watch.is_certain, self._watch.mark())
             answer = Answer(max_tokens=max_tokens, vocab_size=self._vocab_size, is_certain=is_certain)
@@ -154,7 +153,8 @@ class Turns:
                 rollout.answer = None
                 if is_believed:
                     self._keep(rollout, turn, answer)
-        return answer.finish_reason
+        if answer.finish_reason == "abort":
+            raise Lost("the engine gave it up")
 
     def _keep(self, rollout: RunningRollout, turn: PartialTurn, answer: Answer) -> None:
         piece = answer.piece()
