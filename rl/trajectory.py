@@ -112,6 +112,9 @@ class Trajectory(Struct, frozen=True, kw_only=True, tag="trajectory"):
     timings: Timings
     failure: str | None = None
     """What the environment failed with. Such a rollout has no reward and nothing is learned from it."""
+    forked_from: int | None = None
+    """Sample index of the trajectory this one goes on from, where the chat template rendered what was said before in other tokens: its
+    prompt is the whole conversation then, and both have the reward of the one episode. None: it began as its group did."""
 
     def __post_init__(self) -> None:
         who = f"sample {self.sample_index} of group {self.group_id}"
@@ -121,6 +124,8 @@ class Trajectory(Struct, frozen=True, kw_only=True, tag="trajectory"):
             )
         if self.group_id < 0 or self.sample_index < 0:
             raise RolloutError(f"{who}: ids count from 0")
+        if self.forked_from is not None and not 0 <= self.forked_from < self.sample_index:
+            raise RolloutError(f"{who} is forked from sample {self.forked_from}; it goes on from one before it")
         if not (isfinite(self.temperature) and self.temperature >= 0.0):
             raise RolloutError(f"{who} was drawn at temperature {self.temperature}; it is a finite number, 0 or more")
         if not self.turns:
@@ -190,7 +195,7 @@ class Group(Struct, frozen=True, kw_only=True, tag="group"):
                         f"sample {index} of group {first.group_id} has {name} {getattr(trajectory, name)!r}, the first has "
                         f"{getattr(first, name)!r}; only rollouts of one prompt are compared with one another"
                     )
-            if trajectory.turns[0].prompt_token_ids != first.turns[0].prompt_token_ids:
+            if trajectory.forked_from is None and trajectory.turns[0].prompt_token_ids != first.turns[0].prompt_token_ids:
                 raise RolloutError(f"sample {index} of group {first.group_id} has a prompt of its own; a group shares one")
 
     @property

@@ -1,7 +1,8 @@
 """Checkpoints: all that a killed run needs to go on as if it had not been killed, one safetensors file each.
 
-Weights, the optimiser's state, the random generator's, counters, the ledger of rollouts and the finished groups that wait are one
-file: what the ledger says was not trained on is what the weights have not learned from. It is written aside, flushed and renamed.
+Weights, the optimiser's state, the random generator's, counters, the ledger of rollouts, the finished groups that wait and the
+unfinished ones are one file: what the ledger says was not trained on is what the weights have not learned from. It is written aside,
+flushed and renamed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rl.generator.state import GeneratorState
 from rl.staleness.ledger import LedgerState
 from rl.trainer.trainer import Trainer
 from rl.trajectory import Group
@@ -41,6 +43,8 @@ class Progress(Struct, frozen=True, kw_only=True, tag="train_progress"):
     """Finished groups the ledger counts as waiting."""
     rewards: bytes = b""
     """State of the reward model (`rl.rewards.cooper`), where there is one."""
+    generator: GeneratorState = GeneratorState()
+    """What the ledger's running groups have drawn so far."""
 
 
 class Checkpoints:
@@ -57,7 +61,14 @@ class Checkpoints:
         paths = self.directory.glob(f"*{_SUFFIX}") if self.directory.is_dir() else []
         return sorted(int(path.stem) for path in paths if path.stem.isdecimal())
 
-    def save(self, trainer: Trainer, ledger: LedgerState, waiting: Sequence[Group] = (), rewards: bytes = b"") -> None:
+    def save(
+        self,
+        trainer: Trainer,
+        ledger: LedgerState,
+        waiting: Sequence[Group] = (),
+        rewards: bytes = b"",
+        generator: GeneratorState = GeneratorState(),
+    ) -> None:
         """Raises OSError on a full disk; the older checkpoints are still there then. On several ranks each calls it, one writes."""
         tensors = trainer.tensors()
         if trainer.ranks.rank > 0:
@@ -69,6 +80,7 @@ class Checkpoints:
             ledger=ledger,
             waiting=tuple(waiting),
             rewards=rewards,
+            generator=generator,
         )
         encoded = torch.frombuffer(bytearray(msgspec.msgpack.encode(progress)), dtype=torch.uint8)
         self.directory.mkdir(parents=True, exist_ok=True)

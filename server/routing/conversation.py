@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.routing.template import ChatTemplate, Message
+from wire.chat_template import ChatTemplate, Message
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 

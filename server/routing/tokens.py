@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from server.paths import CHAT_PATH, COMPLETIONS_PATH
 from server.routing.conversation import NotText, read_conversation
-from server.routing.template import ChatTemplate, TemplateRefusal, read_special_tokens
+from wire.chat_template import ChatTemplate, TemplateRefusal, read_special_tokens
 
 MAX_THREADS = 2
 MAX_WAIT_S = 0.25

@@ -26,6 +26,8 @@ RIGS = (
     "loadtest/test_run_actions.py",
     "rl/test_code_environment.py",
     "rl/test_environment_pool.py",
+    "rl/test_generator.py",
+    "rl/test_generator_faults.py",
     "rl/test_math_environment.py",
     "rl/test_sandbox.py",
     "server/depth/test_depth_gateway.py",

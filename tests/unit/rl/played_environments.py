@@ -70,3 +70,22 @@ class Misbehaving(Corridor):
                     pass
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
+
+
+class Talk(Corridor):
+    """It says something after each answer, so many times, and gives every answer the same reward."""
+
+    def __init__(self, num_turns: int = 1, broken_from: int = 1 << 20) -> None:
+        super().__init__()
+        self._num_turns = num_turns
+        self._broken_from = broken_from
+        self._num_said = 0
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        if seed >= self._broken_from:
+            raise RuntimeError("there are no such problems")
+        return f"Problem {seed}?", {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._num_said += 1
+        return f"Go on {self._num_said}.", 1.0, self._num_said == self._num_turns, False, {}

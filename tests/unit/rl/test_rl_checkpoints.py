@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_policy import batch_of, make_trainer, weights_of, write_policy
 from waiting import wait_until
 
+from rl.generator.state import GeneratorState, OpenGroup, OpenRollout, PartialTurn
 from rl.staleness.ledger import Ledger, LedgerState
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps, replay
@@ -76,12 +77,15 @@ def test_a_checkpoint_holds_the_ledger_and_the_groups_that_wait(tmp_path, model_
         ledger.submit(group.environment, group.environment_seed)
         assert ledger.finish(group)
     checkpoints = Checkpoints(tmp_path / "checkpoints", num_kept=1)
-    checkpoints.save(trainer, ledger.state, groups, b"a reward model")
+    rollout = OpenRollout(sample_index=0, submitted_s=1.0, partial=PartialTurn(prompt_token_ids=(1, 2)))
+    generator = GeneratorState(groups=(OpenGroup(group_id=9, temperature=0.8, rollouts=(rollout,)),))
+    checkpoints.save(trainer, ledger.state, groups, b"a reward model", generator)
     progress = checkpoints.restore(make_trainer(model_dir))
     assert progress is not None
     assert progress.ledger == ledger.state
     assert list(progress.waiting) == groups
     assert progress.rewards == b"a reward model"
+    assert progress.generator == generator
     assert (progress.version, progress.num_steps) == (4, 0)
 
 

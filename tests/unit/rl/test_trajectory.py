@@ -115,3 +115,13 @@ def test_bytes_that_hold_a_bad_trajectory_are_refused_with_its_complaint() -> No
         decode_group(msgspec.msgpack.encode(raw))
     with pytest.raises(RolloutError, match="not a group"):
         decode_group(b"\xc1")
+
+
+def test_a_fork_has_a_prompt_of_its_own_in_its_group_and_goes_on_from_one_before_it() -> None:
+    turns = (make_turn(prompt_token_ids=(9, 9)),)
+    fork = make_trajectory(sample_index=1, turns=turns, forked_from=0)
+    assert decode_group(encode_group(Group(trajectories=(make_trajectory(), fork)))).trajectories[1].forked_from == 0
+    with pytest.raises(RolloutError, match="prompt of its own"):
+        Group(trajectories=(make_trajectory(), make_trajectory(sample_index=1, turns=turns)))
+    with pytest.raises(RolloutError, match="forked from sample 1"):
+        make_trajectory(sample_index=1, forked_from=1)
