@@ -21,6 +21,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     target_version: int
     staged_versions: list[int]
     capture_rate: float
+    staged_target_versions: list[int] = []
 
 
 class KvLayout(Struct, frozen=True, kw_only=True):
@@ -186,6 +187,8 @@ class LearnerOrders(Struct, frozen=True, kw_only=True):
 
     paused: bool
     active_version: int
+    target_version: int = 0
+    """What the engines compute with; where it changes, the draft has to follow."""
 
 
 class EngineView(Struct, frozen=True, kw_only=True):
@@ -342,6 +345,8 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     """Of the active version; absent until something is measured."""
     traffic: TrafficView
     calibration: CalibrationView = CalibrationView()
+    active_target_version: int = 0
+    """What every engine computes with, or is brought to before it serves."""
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):
