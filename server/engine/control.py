@@ -21,6 +21,7 @@ from server.engine.answer_limits import read_answer_limits
 from server.engine.depth import UTILITY
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import engine_token, parts_config
+from server.engine.target_change import TargetChange, TargetRefused
 from wire.control import (
     CaptureRequest,
     CommitReport,
@@ -35,13 +36,16 @@ from wire.control import (
 )
 from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError
 from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.target_control import TargetCommitReport, TargetCommitRequest
 
 _STAGE_POLL_S = 0.1
 _STAGE_DEADLINE_S = 120.0
 _DEATH_POLL_S = 0.5
+MAX_DEADLINE_S = 3600.0
 _STATUS_BY_CODE = {
     StaleExpectation.code: 409,
     SwapError.code: 409,
+    TargetRefused.code: 409,
     ArtifactError.code: 422,
     SpecMismatch.code: 422,
 }
@@ -68,6 +72,12 @@ class ControlPlugin:
         async def commit(request: Request) -> CommitReport:
             return await _control(request).commit(await _body(request, CommitRequest))
 
+        async def stage_target(request: Request) -> StageRequest:
+            return await _control(request).stage(await _body(request, StageRequest), kind="target")
+
+        async def commit_target(request: Request) -> TargetCommitReport:
+            return await _control(request).commit_target(await _body(request, TargetCommitRequest))
+
         async def capture(request: Request) -> CaptureRequest:
             return await _control(request).set_capture(await _body(request, CaptureRequest))
 
@@ -80,6 +90,8 @@ class ControlPlugin:
         app.get("/paceline/status", include_in_schema=False)(_guarded(status))
         app.post("/paceline/stage", include_in_schema=False)(_guarded(stage))
         app.post("/paceline/commit", include_in_schema=False)(_guarded(commit))
+        app.post("/paceline/target/stage", include_in_schema=False)(_guarded(stage_target))
+        app.post("/paceline/target/commit", include_in_schema=False)(_guarded(commit_target))
         app.post("/paceline/capture", include_in_schema=False)(_guarded(capture))
         app.post("/paceline/depth", include_in_schema=False)(_guarded(depth))
         app.get("/paceline/digest", include_in_schema=False)(_guarded(digest))
@@ -90,6 +102,7 @@ class ControlPlugin:
         # The schedule an engine starts with may shrink K where many requests run, only to have graphs captured for every K.
         full = engine_client.vllm_config.speculative_config.num_speculative_tokens
         await engine_client.engine_core.call_utility_async(UTILITY, full)
+        await state.paceline.target.label_base()
 
 
 class EngineControl:
@@ -99,6 +112,7 @@ class EngineControl:
         self._engine = engine_client
         self._answer_limits = read_answer_limits(engine_client.vllm_config.model_config)
         self._swapping = asyncio.Lock()
+        self.target = TargetChange(engine_client, ask=self._ask, unless_dead=self._unless_dead)
 
     async def status(self) -> EngineStatus:
         answers = await self._rpc("paceline_status")
@@ -117,17 +131,19 @@ class EngineControl:
             depths=depths,
         )
 
-    async def stage(self, request: StageRequest) -> StageRequest:
+    async def stage(self, request: StageRequest, *, kind: str = "draft") -> StageRequest:
         """Returns once every worker holds the version; raises what a worker refused it for."""
         async with self._swapping:
-            await self._rpc("paceline_stage", request.version)
+            await self._rpc("paceline_stage", kind, request.version)
             deadline_s = time.monotonic() + _STAGE_DEADLINE_S
             while time.monotonic() < deadline_s:
-                answers = await self._rpc("paceline_stage_outcome", request.version)
+                answers = await self._rpc("paceline_stage_outcome", kind, request.version)
                 if all(answer["staged"] for answer in answers):
                     return request
                 await asyncio.sleep(_STAGE_POLL_S)
-        raise EngineError(f"draft {request.version} was not staged within {_STAGE_DEADLINE_S:.0f} s; is the disk slow or full?")
+        raise EngineError(
+            f"{kind} {request.version} was not staged within {_STAGE_DEADLINE_S:.0f} s; is the disk slow or full?"
+        )
 
     async def commit(self, request: CommitRequest) -> CommitReport:
         """All ranks or none: a rank that refuses sends the others back."""
@@ -144,6 +160,16 @@ class EngineControl:
             apply_ms=max(answer["apply_ms"] for answer in answers),
             rpc_ms=rpc_ms,
         )
+
+    async def commit_target(self, request: TargetCommitRequest) -> TargetCommitReport:
+        """All ranks or none, within the deadline; raises what it was refused for."""
+        if not 0.0 < request.deadline_s <= MAX_DEADLINE_S:
+            raise _BadRequest(f"deadline_s must lie in 0..{MAX_DEADLINE_S:g}, got {request.deadline_s}")
+        async with self._swapping:
+            report, answers = await self.target.commit(request)
+        _raise_refusals(answers)
+        assert report is not None, "there is one where no worker refused"
+        return report
 
     async def set_capture(self, request: CaptureRequest) -> CaptureRequest:
         """The rate now in force, which is 0 where capture is off; raises _BadRequest outside 0..1."""

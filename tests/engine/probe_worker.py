@@ -52,11 +52,15 @@ class ProbeCpuWorker(PacelineCpuWorker):
         draft.forward = count_forward
 
     def probe_update_target(self, version: int, directory: str) -> None:
-        """Put other target weights under the engine, as a target update will: no salt, no checks, no way back."""
-        stage = Stage(lambda _: read_weights(Path(directory)))
-        stage.load_now(version)
+        """Put other target weights under the engine, whatever it runs: no pause, no checks, no way back."""
+        stage, theirs = Stage(lambda _: read_weights(Path(directory))), self._weights.stages[TARGET]
+        for held in (self._weights.versions[TARGET], version):
+            stage.load_now(held)
         self._weights.stages[TARGET] = stage
-        self._swap(TARGET, version)
+        try:
+            self._swap(TARGET, version)
+        finally:
+            self._weights.stages[TARGET] = theirs
 
     def probe_fail_next_load(self) -> bool:
         self._fails_next_load = True
