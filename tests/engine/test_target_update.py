@@ -98,7 +98,8 @@ def test_each_version_says_what_a_plain_forward_of_its_weights_says(engine: Live
         digest = digests.setdefault(version, engine.ok("/paceline/digest"))
         assert engine.ok("/paceline/digest") == digest
     assert len({digest["target"] for digest in digests.values()}) == len(set(quick.values())) == 3
-    assert len({digest["draft"] for digest in digests.values()}) == 1
+    # The draft's digest covers the embedding it shares.
+    assert len({digest["draft"] for digest in digests.values()}) == 3
 
 
 def test_kv_of_another_version_is_never_reused(engine: LiveEngine, models: dict[int, Path]) -> None:
