@@ -44,10 +44,10 @@ class _Question(msgspec.Struct):
     """To `/v1/completions`; vLLM always answers `prompt_logprobs` from the plain distribution and without its cache."""
 
     prompt: list[int]
+    vllm_xargs: dict[str, int]
     max_tokens: int = 1
     temperature: float = 0.0
     prompt_logprobs: int = 0
-    vllm_xargs: dict[str, int] = {"paceline_capture": 0}
 
 
 class _Logprob(msgspec.Struct):
@@ -125,7 +125,7 @@ class EngineClient:
 
     async def score(self, token_ids: Sequence[int], *, timeout_s: float) -> list[float]:
         """Log-probability at temperature 1 of each token but the first; the engine's cache is not read for it."""
-        question = _Question(prompt=list(token_ids))
+        question = _Question(prompt=list(token_ids), vllm_xargs={"paceline_capture": 0})
         body = await self._call("POST", COMPLETIONS_PATH, question, timeout_s=timeout_s)
         choices = self._decode(body, _Scored).choices
         entries = choices[0].prompt_logprobs[1:] if choices else []

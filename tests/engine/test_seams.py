@@ -110,6 +110,18 @@ def test_the_weight_transfer_base_class_is_the_one_we_extend() -> None:
     assert WEIGHT_BACKEND in WeightTransferEngineFactory._registry
 
 
+def test_the_engine_client_pauses_labels_and_resumes_as_we_ask() -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCore
+
+    assert parameters(AsyncLLM.pause_generation) == ["self", "mode", "clear_cache"]
+    assert parameters(AsyncLLM.resume_generation) == ["self"]
+    assert parameters(AsyncLLM.update_weight_version) == ["self", "new_version"]
+    assert "self._reset_caches()" in inspect.getsource(EngineCore._finish_pause)
+    defaults = inspect.signature(EngineCore._reset_caches).parameters
+    assert (defaults["reset_running_requests"].default, defaults["reset_connector"].default) == (True, True)
+
+
 def test_workers_have_the_update_calls_we_make_in_one_rpc() -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.gpu_worker import Worker
