@@ -16,6 +16,7 @@ from wire.control import (
     DepthRequest,
     DepthTable,
     EngineStatus,
+    GenerateAbilities,
     KvLayout,
     StageRequest,
     WorkerStatus,
@@ -41,6 +42,8 @@ class EngineStandIn(ABC):
         self.target_version = 0
         self.staged: set[int] = set()
         self.staged_targets: set[int] = set()
+        self.abilities: GenerateAbilities | None = None
+        """What it was started with for rollouts."""
         self.capture_rate = 1.0
         self.depths = [NUM_SPECULATIVE_TOKENS] * MAX_REQUESTS
         self.step_times: list[StepTime] = []
@@ -59,6 +62,7 @@ class EngineStandIn(ABC):
                 web.get("/v1/models", self.on_models),
                 web.post("/v1/chat/completions", self.on_completion),
                 web.post("/v1/completions", self.on_completion),
+                web.post("/inference/v1/generate", self.on_completion),
                 web.get("/paceline/status", self.on_status),
                 web.post("/paceline/stage", self.on_stage),
                 web.post("/paceline/commit", self.on_commit),
@@ -112,6 +116,7 @@ class EngineStandIn(ABC):
             kv=self.layout(),
             workers=[worker],
             depths=self.depths,
+            generate=self.abilities,
         )
 
     @abstractmethod

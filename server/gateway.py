@@ -32,10 +32,12 @@ from server.drafts import Drafts
 from server.engines import EngineClient, new_session
 from server.events import StatsListener
 from server.fleet import Engine, Fleet
+from server.generate import GenerateRoute
 from server.health import HealthMonitor
 from server.history import History, history_routes
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
+from server.paths import GENERATE_PATH
 from server.public import public_app
 from server.recorder import Recorder
 from server.relay.legs import Legs
@@ -222,7 +224,10 @@ class Gateway:
             await self.swap.check_canary()
 
     def _route(self, path: str) -> ModelRoute:
-        return ModelRoute(path, self.proxy, self.admission, self.traffic, self._last_call.wait)
+        parts = (self.proxy, self.admission, self.traffic, self._last_call.wait)
+        if path == GENERATE_PATH:
+            return GenerateRoute(*parts, fleet=self.fleet, target_version=lambda: self.target.targets.active)
+        return ModelRoute(path, *parts)
 
     @property
     def _grace_s(self) -> int:

@@ -45,6 +45,21 @@ class AnswerLimits(Struct, frozen=True, kw_only=True):
     """Whatever is asked for."""
 
 
+class GenerateAbilities(Struct, frozen=True, kw_only=True):
+    """What an engine was started with, as far as rollouts depend on it."""
+
+    serves_tokens: bool
+    """`/inference/v1/generate` is there."""
+    logprobs_mode: str
+    """`processed_logprobs`: of the distribution tokens are drawn from, temperature included."""
+    scheduling_policy: str
+    """`priority`, or `fcfs`, which refuses priorities."""
+    returns_sampling_mask: bool
+    """Answers tell which tokens top-p and top-k left to choose from."""
+    rejection_sample_method: str
+    """Of speculation: `standard` and `block` draw from the target's distribution, `synthetic` does not."""
+
+
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """engine -> gateway: GET /paceline/status."""
 
@@ -61,6 +76,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     answer_limits: AnswerLimits = AnswerLimits()
     depths: list[int] = []
     """K in force now for batches of 1, 2, ... requests, up to the most the engine runs at once."""
+    generate: GenerateAbilities | None = None
 
 
 class StageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from server.engine.answer_limits import read_answer_limits
 from server.engine.depth import UTILITY
+from server.engine.generate_abilities import read_generate_abilities
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import engine_token, parts_config
 from server.engine.target_change import TargetChange, TargetRefused
@@ -30,6 +31,7 @@ from wire.control import (
     DepthTable,
     Digest,
     EngineStatus,
+    GenerateAbilities,
     KvLayout,
     StageRequest,
     WorkerStatus,
@@ -98,7 +100,8 @@ class ControlPlugin:
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         state.paceline_token = engine_token()
-        state.paceline = EngineControl(engine_client)
+        abilities = read_generate_abilities(engine_client.vllm_config, args)
+        state.paceline = EngineControl(engine_client, abilities)
         # The schedule an engine starts with may shrink K where many requests run, only to have graphs captured for every K.
         full = engine_client.vllm_config.speculative_config.num_speculative_tokens
         await engine_client.engine_core.call_utility_async(UTILITY, full)
@@ -108,8 +111,9 @@ class ControlPlugin:
 class EngineControl:
     """What the routes do. One stage or commit at a time."""
 
-    def __init__(self, engine_client: Any) -> None:
+    def __init__(self, engine_client: Any, abilities: GenerateAbilities) -> None:
         self._engine = engine_client
+        self._abilities = abilities
         self._answer_limits = read_answer_limits(engine_client.vllm_config.model_config)
         self._swapping = asyncio.Lock()
         self.target = TargetChange(engine_client, ask=self._ask, unless_dead=self._unless_dead)
@@ -129,6 +133,7 @@ class EngineControl:
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
             answer_limits=self._answer_limits,
             depths=depths,
+            generate=self._abilities,
         )
 
     async def stage(self, request: StageRequest, *, kind: str = "draft") -> StageRequest:

@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
-from server.paths import COMPLETIONS_PATH
+from server.paths import COMPLETIONS_PATH, GENERATE_PATH
 from server.relay.breaker import Visit
 from server.relay.exchange import FULL_REPORT, Exchange, Fields, Leg, tells_of_death, with_xargs
 
@@ -125,7 +125,8 @@ class PrefillLegs:
     async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
         """Raises PrefillFailed or PrefillRefused."""
         assert leg.fields is not None
-        reason = why_not_handed_over(leg.fields)
+        # A rollout's answer names the target of its tokens; its KV comes from nowhere else.
+        reason = "rollouts are prefilled where they run" if leg.path == GENERATE_PATH else why_not_handed_over(leg.fields)
         if reason:
             raise CannotHandOver(reason)
         # Before anything else can run: the engine is counted, and tried if it is on trial, as of the choice that fell on it.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tiny
 from conftest import make_drafts
@@ -15,7 +17,10 @@ from live_engine import LiveEngine, start_engine
 from safetensors.torch import load_file, save_file
 from targets import CANARY_IDS, greedy, make_moved, publish_target, score
 
+from server.generate import engine_fields, read_generate, why_unable
+from server.identity import Identity
 from wire.artifact import WEIGHTS_FILE
+from wire.control import EngineStatus
 from wire.spec import file_sha256, resolve_capture_spec
 from wire.target import TargetStore
 
@@ -201,6 +206,33 @@ def test_captured_steps_name_the_version_that_computed_them(engine: LiveEngine) 
     completion = engine.complete(PROMPT, max_tokens=8)
     engine.settle()
     assert {message.target_version for message, _ in engine.spans_of(completion)} == {2}
+
+
+def test_an_engine_takes_a_rollout_as_the_gateway_passes_it_on(engine: LiveEngine, models: dict[int, Path]) -> None:
+    """Every parameter written out, labels for the capture, a salt and a priority behind users."""
+    sampling = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+    asked = read_generate(json.dumps({"token_ids": PROMPT, "sampling_params": sampling}).encode(), max_choices=8)
+    identity = Identity("rollout-1", "trainer", "math", capture=True)
+    engine.listener.clear()
+    answer = engine.ok("/inference/v1/generate", msgspec.json.decode(msgspec.json.encode(engine_fields(asked, identity, 0))))
+    assert answer["choices"][0]["token_ids"] == greedy(models[0], PROMPT, 16)
+    assert len(logprobs_of(answer)) == 16
+    engine.settle()
+    labels = {(span.tenant, span.domain) for captured in engine.listener.captured for span in captured.message.spans}
+    assert labels == {("trainer", "math")}
+    status = msgspec.convert(engine.ok("/paceline/status"), EngineStatus)
+    assert why_unable(status.generate) == ""
+    assert status.workers[0].staged_target_versions[:1] == [0]
+
+
+def test_top_k_and_penalties_change_what_log_probabilities_are_of(engine: LiveEngine, models: dict[int, Path]) -> None:
+    """Why the gateway refuses them: with `top_k` 1 a token that was all but certain is told with probability 1."""
+    plain = logprobs_of(generate(engine, PROMPT, 8, temperature=1.0, seed=1))
+    expected = score(models[0], PROMPT + generate(engine, PROMPT, 8, temperature=1.0, top_k=1)["choices"][0]["token_ids"])
+    cut = logprobs_of(generate(engine, PROMPT, 8, temperature=1.0, top_k=1))
+    assert max(abs(one) for one in cut) < FLOOR
+    assert min(expected[len(PROMPT) - 1 :]) < -FLOOR
+    assert min(plain) < -FLOOR
 
 
 def test_an_engine_scores_a_canary_as_the_gateway_asks_it_to(engine: LiveEngine, models: dict[int, Path]) -> None:
