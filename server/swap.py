@@ -132,6 +132,7 @@ class SwapCoordinator:
         Where it cannot be brought to the draft it serves all the same: that changes speed, never output. Raises EngineError where
         it does not answer, is not the one that was checked any more, or cannot be brought to the active target.
         """
+        self._target.stop_unless_current(engine)
         may_serve = self._target.may_serve(engine)
         if may_serve and self._rollout is None and engine.draft_version == self.drafts.active:
             engine.mark_ready()

@@ -18,7 +18,7 @@ from server.errors import NoEngineReady, SwapInProgress
 from server.fleet import Engine, Fleet
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline
-from server.target_rollout import CanaryFailed, Changes, TargetRollout
+from server.target_rollout import BACK_DEADLINE_S, CanaryFailed, Changes, TargetRollout
 from server.targets import Targets
 from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
 from wire.target import TargetManifest
@@ -66,7 +66,7 @@ class TargetCoordinator:
         self._forget_kv = forget_kv
         self._acceptance_length = acceptance_length
         self._on_change = on_change
-        self._is_changing = False
+        self._changing_to: int | None = None
 
     async def activate(self, version: int, request: ActivateTargetRequest) -> TargetSwapReport:
         """Make `version` active; raises a PacelineError that says why not."""
@@ -97,19 +97,31 @@ class TargetCoordinator:
 
     def may_serve(self, engine: Engine) -> bool:
         """Whether an engine that was just checked computes with the active version and goes on doing so."""
-        return not self._is_changing and (not self.targets.is_managed or engine.target_version == self.targets.active)
+        return self._changing_to is None and self._is_active_on(engine)
+
+    def stop_unless_current(self, engine: Engine) -> None:
+        """No requests for an engine with a version that no engine should have now: it came back, perhaps before anybody missed it."""
+        if not self._is_active_on(engine) and engine.target_version != self._changing_to:
+            engine.mark_down(f"its target is {engine.target_version}, not the active {self.targets.active}")
+
+    def _is_active_on(self, engine: Engine) -> bool:
+        return not self.targets.is_managed or engine.target_version == self.targets.active
 
     async def bring_to_active(self, engine: Engine) -> None:
         """For whoever holds the lock. Raises EngineError where the engine cannot be brought there: it must not serve."""
         active = self.targets.active
         if self.may_serve(engine):
             return
+        self.stop_unless_current(engine)
         before = engine.target_version
+        assert before is not None, "an engine is brought there after it has told its version"
         try:
             manifest = await self.targets.verify(active)
-            rollout = TargetRollout(active, manifest, Deadline(self._deadline_s), forget_kv=self._forget_kv)
-            await rollout.move(engine)
+            await TargetRollout(active, manifest, Deadline(self._deadline_s), forget_kv=self._forget_kv).move(engine)
         except (ArtifactError, CanaryFailed) as error:
+            if engine.target_version == active:
+                # Else it would be taken for one that computes with the active target as it should.
+                await TargetRollout(before, None, Deadline(BACK_DEADLINE_S), forget_kv=self._forget_kv).move(engine)
             raise EngineError(f"engine {engine.id} computes with target {before}, not the active {active}: {error}") from error
         logger.info("engine %s brought from target %s to %d", engine.id, before, active)
 
@@ -122,7 +134,7 @@ class TargetCoordinator:
             previous, acceptance_length = self.targets.active, self._acceptance_length()
             result, failure = _Result(), None
             try:
-                with self._changing():
+                with self._changing(version):
                     await work(result)
             except PacelineError as error:
                 failure = error
@@ -149,12 +161,12 @@ class TargetCoordinator:
         return report
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        self._is_changing = True
+    def _changing(self, version: int) -> Iterator[None]:
+        self._changing_to = version
         try:
             yield
         finally:
-            self._is_changing = False
+            self._changing_to = None
 
     def _require_active(self, expected: int) -> None:
         if self.targets.active != expected:

@@ -5,9 +5,13 @@ An engine is asked to stage one with a `StageRequest` at POST /paceline/target/s
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from wire.target import TargetManifest
+
+Seconds = Annotated[float, Meta(gt=0.0, le=3600.0)]
 
 
 class TargetCommitRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +22,7 @@ class TargetCommitRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     version: int
     expected_active: int
-    deadline_s: float
+    deadline_s: Seconds
     """For the pause and the weights; what is not in force by then is taken back."""
 
 
@@ -43,8 +47,8 @@ class ActivateTargetRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """trainer or operator -> gateway: POST /admin/targets/{version}/activate."""
 
     expected_active: int
-    deadline_s: float | None = None
-    """For all engines together; absent: `gateway.swap_deadline_s`."""
+    deadline_s: Seconds | None = None
+    """For all engines together; absent: `gateway.swap_deadline_s`. A commit that has begun gets 30 s at least."""
     reason: str = ""
     """Why, for people."""
 
@@ -53,7 +57,7 @@ class RollBackTargetRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """operator -> gateway: POST /admin/targets/rollback, to the version that was active before."""
 
     expected_active: int
-    deadline_s: float | None = None
+    deadline_s: Seconds | None = None
 
 
 class TargetSwapReport(Struct, frozen=True, kw_only=True):

@@ -136,13 +136,19 @@ class PrefillLegs:
         running = asyncio.ensure_future(self._run(exchange, leg.path, leg.fields, engine, visit))
         running.add_done_callback(lambda _: stack.close())
         try:
-            return await engine.unless_lost(asyncio.shield(running))
+            lease = await engine.unless_lost(asyncio.shield(running))
         except EngineLost as error:
             self._abandon_soon(running, decode_engine)
             raise PrefillFailed(f"engine {engine.id} hangs", is_death=True) from error
         except asyncio.CancelledError:
             self._abandon_soon(running, decode_engine)
             raise
+        if engine.is_changing or decode_engine.is_changing or engine.target_version != decode_engine.target_version:
+            # Which of the two targets computed it, nobody can tell for certain. Held no longer than it must be: the engine cannot
+            # change before it is gone.
+            self._release_soon(lease, decode_engine)
+            raise PrefillFailed(f"the target of engine {engine.id} changes")
+        return lease
 
     async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
         asked = prefill_body(fields, FULL_REPORT if self._wants_full_report(engine) else {})

@@ -66,7 +66,7 @@ def test_an_engine_is_stock_vllm_with_our_parts_named() -> None:
 def test_engines_serve_rollouts_only_where_they_are_enabled() -> None:
     flags = ("--enable-scale-out", "--logprobs-mode", "--scheduling-policy")
     assert not [flag for flag in flags if flag in process(plan(), "engine-0").argv]
-    engine = process(plan(rollouts={"enabled": True}), "engine-0")
+    engine = process(plan("rollouts.enabled=true"), "engine-0")
     assert "--enable-scale-out" in engine.argv
     assert [option(engine, flag) for flag in flags[1:]] == ["processed_logprobs", "priority"]
 

@@ -255,6 +255,44 @@ def test_an_engine_that_starts_again_is_brought_to_the_active_target_before_it_s
     run(scenario())
 
 
+def test_an_engine_that_started_again_before_anybody_missed_it_gets_no_requests_either(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = {"health_interval_s": 30.0, "core_interval_s": 0.02}
+        async with running(tmp_path, num_engines=2, settings=settings, wait_ready=False) as rig:
+            await eventually(lambda: len(rig.gateway.fleet.ready()) == 2)
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).status == 200
+            late, known = rig.engines[1], rig.gateway.fleet.engines[1]
+            late.target_gate = gate = asyncio.Event()
+            late.epoch, late.target_version = "another process", 0
+            late.staged_targets.clear()
+            await eventually(lambda: late.calls.count("commit target 1") == 2)
+            assert not known.ready
+            gate.set()
+            await eventually(lambda: known.ready)
+            await _serves(rig, 1)
+
+    run(scenario())
+
+
+def test_an_engine_that_comes_back_and_fails_the_canary_does_not_serve(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).status == 200
+            late, known = rig.engines[1], rig.gateway.fleet.engines[1]
+            late.scores[1] = (-3.0, -3.0)
+            await late.restart(draft_version=0)
+            await eventually(lambda: late.calls.count("commit target 1") >= 4)
+            assert not known.ready
+            assert "not the active 1" in known.reason
+            late.scores.clear()
+            await eventually(lambda: known.ready)
+            await _serves(rig, 1)
+
+    run(scenario())
+
+
 def test_an_engine_that_comes_back_during_a_change_waits_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, num_engines=2) as rig:
@@ -382,5 +420,44 @@ def test_kv_that_stays_held_for_others_refuses_the_change_at_its_deadline(tmp_pa
             assert _commits(rig)[0] == _commits(rig)[2] == []
             await eventually(lambda: len(rig.gateway.fleet.ready()) == 3)
             assert [engine.target_version for engine in rig.engines] == [0, 0, 0]
+
+    run(scenario())
+
+
+def test_kv_that_is_prefilled_while_the_target_changes_is_not_pulled(tmp_path: Path) -> None:
+    """It was computed by one target or the other, and the decode engine may be at either."""
+
+    async def scenario() -> None:
+        async with running(tmp_path, kinds=("decode", "prefill")) as rig:
+            decode, prefill = rig.engines
+            for engine in rig.gateway.fleet.engines:
+                for _ in range(20):
+                    seconds = 0.1 if engine.kind == "prefill" else 1000.0
+                    rig.gateway.router.costs.learn_prefill(engine, seconds, 1000, 0)
+            publish_target(tmp_path)
+            prefill.first_gate, decode.target_gate = asyncio.Event(), asyncio.Event()
+            asking = asyncio.create_task(rig.complete(prompt=list(range(300)), stream=True))
+            await eventually(lambda: prefill.num_running == 1)
+            changing = asyncio.create_task(rig.activate_target(1, 0))
+            await eventually(lambda: _commits(rig)[0] == ["commit target 1"])
+            assert (prefill.target_version, decode.target_version) == (1, 0)
+            prefill.first_gate.set()
+            assert (await asking).status == 200
+            assert prefill.num_leases == 1
+            assert decode.num_pulled == 0
+            await eventually(lambda: not prefill.leases)
+            decode.target_gate.set()
+            assert (await changing).status == 200
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1, 1e9, "soon"])
+def test_a_deadline_is_a_number_of_seconds(tmp_path: Path, deadline_s: object) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0, deadline_s=deadline_s)).code == "bad_body"
+            assert _commits(rig) == [[]]
 
     run(scenario())
