@@ -20,6 +20,7 @@ from vllm.v1.sample import rejection_sampler
 MEND_EXPAND = "mend:expand_batch_to_tokens"
 MEND_SEEDED = "mend:seeded_chunked_prefill"
 MEND_TIED_HEAD = "mend:tied_lm_head"
+MEND_TOP_K = "mend:top_k_of_no_rows"
 MEND_NIXL = "mend:nixl_progress_thread"
 
 _NIXL_PAUSE_US = 1000
@@ -54,6 +55,25 @@ def mend_expand_batch_to_tokens() -> None:
     if found != _EXPAND_PARAMETERS:
         raise RuntimeError(f"expand_batch_to_tokens takes {found}, the mend replaces {_EXPAND_PARAMETERS}; see SEAMS.md")
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def mend_top_k_of_no_rows() -> None:
+    """A request with top-k and without top-p ends the engine in a step in which nothing was proposed.
+
+    The rejection sampler then masks no rows, and the largest k of none is asked for: torch raises. Wraps
+    vllm/v1/sample/rejection_sampler.py:apply_top_k_top_p. Remove when vllm/v1/sample/ops/topk_topp_sampler.py:apply_top_k_only
+    takes no rows (tests/engine/test_mends.py shows it).
+    """
+    stock = rejection_sampler.apply_top_k_top_p
+    if getattr(stock, "is_mended", False):
+        return
+
+    def apply_top_k_top_p(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        masked: torch.Tensor = stock(logits, k, p) if logits.shape[0] else logits
+        return masked
+
+    apply_top_k_top_p.is_mended = True  # type: ignore[attr-defined]
+    rejection_sampler.apply_top_k_top_p = apply_top_k_top_p
 
 
 @contextmanager

@@ -156,7 +156,8 @@ class PacelineWorker(_Base):
         if self.device_config.device_type != "cpu":
             return []
         mends.mend_expand_batch_to_tokens()
-        in_force = [mends.MEND_EXPAND, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        mends.mend_top_k_of_no_rows()
+        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
         if self.vllm_config.kv_transfer_config is not None and nixl_utils.is_nixl_available():
             mends.mend_nixl_progress_thread()
             in_force.append(mends.MEND_NIXL)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 from live_engine import LiveEngine
 from targets import greedy, make_moved
@@ -90,6 +91,22 @@ def test_a_seeded_request_with_a_chunked_prompt_is_served_and_reproducible(tiny_
     second = tiny_engine.complete_all([prompt, prompt[::-1]], seed=11, temperature=1.0, cache_salt="again")
     assert [completion.token_ids for completion in first] == [completion.token_ids for completion in second]
     assert tiny_engine.call("/health")[0] == 200
+
+
+def test_top_k_alone_is_served_where_nothing_is_proposed(tiny_engine: LiveEngine) -> None:
+    """The last token of an answer is drawn without a proposal; with `top_k` 1 the text is the greedy one."""
+    greedy_ids = tiny_engine.complete(PROMPT, max_tokens=8).token_ids
+    for max_tokens in (1, 2, 8):
+        completion = tiny_engine.complete(PROMPT, max_tokens=max_tokens, temperature=1.0, top_k=1)
+        assert completion.token_ids == greedy_ids[:max_tokens]
+
+
+def test_the_stock_top_k_still_fails_on_no_rows() -> None:
+    """When this fails, vLLM has mended it: remove the mend and this test."""
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+    with pytest.raises(RuntimeError, match=r"max\(\)"):
+        apply_top_k_top_p_pytorch(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None, allow_cpu_sync=True)
 
 
 def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_target: Path, tmp_path: Path) -> None:

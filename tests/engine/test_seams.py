@@ -378,6 +378,7 @@ def test_the_mended_functions_are_the_ones_we_replace() -> None:
     stock = rejection_sampler.expand_batch_to_tokens
     assert parameters(stock) == parameters(mends.expand_batch_to_tokens)
     assert "gen.set_offset(gen.get_offset() - 4)" in inspect.getsource(GPUModelRunner)
+    assert parameters(rejection_sampler.apply_top_k_top_p) == ["logits", "k", "p"]
 
 
 def test_the_serve_command_is_built_as_our_entry_builds_it() -> None:
