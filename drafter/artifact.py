@@ -79,7 +79,7 @@ def write_draft_files(directory: Path, draft: Draft) -> None:
 def load_draft(store: DraftStore, version: int, spec: CaptureSpec, target: TargetParts) -> Draft:
     """A verified version; raises ArtifactError or SpecMismatch."""
     directory = store.directory(version)
-    manifest = verify_artifact(directory)
+    manifest = verify_artifact(directory, DraftManifest)
     spec.require(manifest.spec, who=f"draft {version}")
     geometry = geometry_of_draft(read_config(directory, who=f"draft {version}"), spec, who=f"draft {version}")
     draft = draft_from_tensors(read_tensors(directory, who=f"draft {version}"), geometry, target, who=f"draft {version}")

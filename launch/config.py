@@ -17,6 +17,7 @@ from server.config import (
     GatewaySettings,
     KvStoreSettings,
     PoolKind,
+    RolloutSettings,
     RoutingSettings,
 )
 from wire.config import Config, load_tables
@@ -105,6 +106,7 @@ class SystemConfig(Config):
     kv_store: KvStoreSettings = KvStoreSettings()
     canary: CanarySettings = CanarySettings()
     depth: DepthSettings = DepthSettings()
+    rollouts: RolloutSettings = RolloutSettings()
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()
     launch: LaunchSettings = LaunchSettings()

@@ -30,6 +30,12 @@ _DEFAULTS: dict[str, Any] = {
     # A progress bar raises where its log cannot be written: with it an engine would not start on a full disk.
     "use_tqdm_on_load": False,
 }
+_ROLLOUTS: dict[str, Any] = {
+    "enable_scale_out": True,
+    "logprobs_mode": "processed_logprobs",
+    "scheduling_policy": "priority",
+}
+"""What `/inference/v1/generate` needs; the gateway refuses rollouts where an engine was started without."""
 _OWNED = {
     "model": "target.path",
     "host": "nothing: engines listen on loopback only",
@@ -58,7 +64,8 @@ def engine_argv(
         if key in _OWNED:
             raise ConfigError(f"engine.{key} cannot be set; use {_OWNED[key]}")
     ranks = {"tensor_parallel_size": len(pool.gpus)} if pool.gpus else {}
-    options = _DEFAULTS | ranks | ({} if host.is_cuda else _CPU_DEFAULTS) | config.engine
+    rollouts = _ROLLOUTS if config.rollouts.enabled else {}
+    options = _DEFAULTS | ranks | rollouts | ({} if host.is_cuda else _CPU_DEFAULTS) | config.engine
     schedule = depth_schedule(
         config.draft.num_speculative_tokens, max_num_seqs=int(options["max_num_seqs"]), every_depth=host.is_cuda
     )

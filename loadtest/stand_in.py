@@ -16,12 +16,14 @@ from wire.control import (
     DepthRequest,
     DepthTable,
     EngineStatus,
+    GenerateAbilities,
     KvLayout,
     StageRequest,
     WorkerStatus,
 )
 from wire.messages import AcceptanceCount, EngineStats, StepTime
 from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.target_control import TargetCommitReport, TargetCommitRequest
 
 NUM_SPECULATIVE_TOKENS = 3
 MAX_REQUESTS = 8
@@ -39,6 +41,9 @@ class EngineStandIn(ABC):
         self.draft_version = draft_version
         self.target_version = 0
         self.staged: set[int] = set()
+        self.staged_targets: set[int] = set()
+        self.abilities: GenerateAbilities | None = None
+        """What it was started with for rollouts."""
         self.capture_rate = 1.0
         self.depths = [NUM_SPECULATIVE_TOKENS] * MAX_REQUESTS
         self.step_times: list[StepTime] = []
@@ -57,9 +62,12 @@ class EngineStandIn(ABC):
                 web.get("/v1/models", self.on_models),
                 web.post("/v1/chat/completions", self.on_completion),
                 web.post("/v1/completions", self.on_completion),
+                web.post("/inference/v1/generate", self.on_completion),
                 web.get("/paceline/status", self.on_status),
                 web.post("/paceline/stage", self.on_stage),
                 web.post("/paceline/commit", self.on_commit),
+                web.post("/paceline/target/stage", self.on_stage_target),
+                web.post("/paceline/target/commit", self.on_commit_target),
                 web.post("/paceline/capture", self.on_capture),
                 web.post("/paceline/depth", self.on_depth),
             ]
@@ -95,6 +103,7 @@ class EngineStandIn(ABC):
             target_version=self.target_version,
             staged_versions=sorted(self.staged),
             capture_rate=self.capture_rate,
+            staged_target_versions=sorted(self.staged_targets),
         )
         return EngineStatus(
             schema_version=SCHEMA_VERSION,
@@ -107,6 +116,7 @@ class EngineStandIn(ABC):
             kv=self.layout(),
             workers=[worker],
             depths=self.depths,
+            generate=self.abilities,
         )
 
     @abstractmethod
@@ -133,6 +143,29 @@ class EngineStandIn(ABC):
         version = msgspec.json.decode(await request.read(), type=CommitRequest).version
         previous, self.draft_version = self.draft_version, version
         return json_response(CommitReport(version=version, previous=previous, apply_ms=2.0, rpc_ms=20.0))
+
+    async def on_stage_target(self, request: web.Request) -> web.Response:
+        stage = msgspec.json.decode(await request.read(), type=StageRequest)
+        self.staged_targets.add(stage.version)
+        return json_response(stage)
+
+    async def on_commit_target(self, request: web.Request) -> web.Response:
+        version = msgspec.json.decode(await request.read(), type=TargetCommitRequest).version
+        previous, self.target_version = self.target_version, version
+        report = TargetCommitReport(
+            version=version,
+            previous=previous,
+            weights_sha256=self.weights_sha256(version),
+            digest=f"of {version}",
+            pause_ms=20.0,
+            apply_ms=500.0,
+            total_ms=530.0,
+        )
+        return json_response(report)
+
+    def weights_sha256(self, version: int) -> str:
+        """Of the file a version of the target was read from."""
+        return ""
 
     async def on_capture(self, request: web.Request) -> web.Response:
         capture = msgspec.json.decode(await request.read(), type=CaptureRequest)

@@ -113,6 +113,10 @@ class AcceptanceLedger:
         """The recent window of every slice."""
         return {key: window.tally for key, window in self._recent.items()}
 
+    def forget_recent(self) -> None:
+        """What was accepted under another target tells nothing of the one that serves now; totals stay."""
+        self._recent.clear()
+
     def recent_of(self, version: int) -> Tally:
         return total(window.tally for key, window in self._recent.items() if key.draft_version == version)
 

@@ -1,4 +1,4 @@
-"""The admin port: status, drafts, the learner and capture. Versions are integers here; no route takes a path or a URL."""
+"""The admin port: status, drafts, versions of the target, the learner and capture. Versions are integers here; no route takes a path or a URL."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from server.public import install_error_shapes, json_response
 from server.state.admin import state_routes
 from server.state.store import StateStore
 from server.swap import SwapCoordinator
-from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport, SwapReport
+from server.target_swap import TargetCoordinator
+from wire.control import ActivateRequest, AdminStatus, CaptureRequest, DrainView, LearnerReport
 from wire.errors import PacelineError
 from wire.store import VERSION_NAME
+from wire.target_control import ActivateTargetRequest, RollBackTargetRequest
 
 
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,13 +43,15 @@ def admin_app(
     status: Callable[[], AdminStatus],
     routing: Callable[[], msgspec.Struct],
     stores: Sequence[StateStore],
+    target: TargetCoordinator,
 ) -> FastAPI:
     """The application of the admin port."""
     app = FastAPI(title="Paceline admin", openapi_url=None)
     install_error_shapes(app)
     app.add_middleware(BearerAuth, token=token)
     _add_draft_routes(app, swap, drafts)
-    _add_learner_routes(app, learner, drafts)
+    _add_target_routes(app, target)
+    _add_learner_routes(app, learner, drafts, target)
     _add_engine_routes(app, fleet)
     app.include_router(state_routes(stores))
 
@@ -99,13 +103,32 @@ def _add_draft_routes(app: FastAPI, swap: SwapCoordinator, drafts: Drafts) -> No
         return await _once(answers, request, body, lambda: swap.activate(number, body))
 
 
-def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts) -> None:
+def _add_target_routes(app: FastAPI, target: TargetCoordinator) -> None:
+    answers = IdempotencyCache()
+
+    @app.get("/admin/targets")
+    async def list_targets() -> Response:
+        return json_response(await target.listing())
+
+    @app.post("/admin/targets/rollback")
+    async def roll_back(request: Request) -> Response:
+        body = await read_struct(request, RollBackTargetRequest)
+        return await _once(answers, request, body, lambda: target.roll_back(body))
+
+    @app.post("/admin/targets/{version}/activate")
+    async def activate(version: str, request: Request) -> Response:
+        number = _version(version)
+        body = await read_struct(request, ActivateTargetRequest)
+        return await _once(answers, request, body, lambda: target.activate(number, body))
+
+
+def _add_learner_routes(app: FastAPI, learner: LearnerLink, drafts: Drafts, target: TargetCoordinator) -> None:
     @app.post("/admin/learner/report")
     async def report(request: Request) -> Response:
         body = await read_struct(request, LearnerReport)
         if drafts.active is None:
             raise ApiError(503, "no engine has told its draft yet", code="not_ready", retry_after_s=1)
-        return json_response(learner.receive(body, drafts.active))
+        return json_response(learner.receive(body, drafts.active, target.targets.active))
 
     @app.post("/admin/learner/pause")
     async def pause() -> Response:
@@ -152,12 +175,12 @@ def _set_draining(engine: Engine, is_draining: bool) -> DrainView:
 
 def _version(text: str) -> int:
     if not VERSION_NAME.fullmatch(text):
-        raise ApiError(400, f"a draft version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
+        raise ApiError(400, f"a version is a plain non-negative integer, got {text[:80]!r}", code="bad_version")
     return int(text)
 
 
 async def _once(
-    answers: IdempotencyCache, request: Request, body: msgspec.Struct, work: Callable[[], Awaitable[SwapReport]]
+    answers: IdempotencyCache, request: Request, body: msgspec.Struct, work: Callable[[], Awaitable[msgspec.Struct]]
 ) -> Response:
     """Do a swap, once per idempotency key; its errors are answers too."""
 

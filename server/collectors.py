@@ -69,12 +69,15 @@ class FleetCollector:
         ready = GaugeMetricFamily("paceline_engine_ready", "1 where requests may go.", labels=["engine"])
         in_flight = GaugeMetricFamily("paceline_engine_requests_in_flight", "Requests on an engine.", labels=["engine"])
         draft = GaugeMetricFamily("paceline_engine_draft_version", "Draft an engine serves.", labels=["engine"])
+        target = GaugeMetricFamily("paceline_engine_target_version", "Target an engine computes with.", labels=["engine"])
         for engine in self._fleet.engines:
             ready.add_metric([engine.id], float(engine.ready))
             in_flight.add_metric([engine.id], engine.num_in_flight)
             if engine.draft_version is not None:
                 draft.add_metric([engine.id], engine.draft_version)
-        yield from (ready, in_flight, draft)
+            if engine.target_version is not None:
+                target.add_metric([engine.id], engine.target_version)
+        yield from (ready, in_flight, draft, target)
         serving = [engine.draft_version for engine in self._fleet.ready() if engine.draft_version is not None]
         if serving:
             skew = max(serving) - min(serving)

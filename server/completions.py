@@ -14,8 +14,8 @@ from server.admission import Admission
 from server.body import ClientDisconnected, prepare_body, read_body
 from server.domains import SystemPrompts
 from server.errors import ApiError, error_event, internal_error, stopping
-from server.identity import read_identity, read_request_id
-from server.relay.exchange import Exchange
+from server.identity import Identity, read_identity, read_request_id
+from server.relay.exchange import Exchange, Fields
 from server.relay.proxy import Proxy, StreamBroken, first_to_end
 from server.traffic import DISCONNECTED, REFUSED, SERVED, Timer, Traffic
 
@@ -80,8 +80,12 @@ class ModelRoute:
         identity = read_identity(headers, exchange.request_id)
         with self._admission.reading():
             body = await read_body(receive, headers, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-        exchange.fields = prepare_body(body, identity, self._system_prompts, max_choices=settings.max_choices)
+        exchange.fields = self._prepare(body, identity)
         exchange.session = identity.session
+
+    def _prepare(self, body: bytes, identity: Identity) -> Fields:
+        """What the engine gets of the client's body; raises ApiError (400)."""
+        return prepare_body(body, identity, self._system_prompts, max_choices=self._admission.settings.max_choices)
 
 
 async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:

@@ -121,6 +121,14 @@ class DepthSettings(Config):
     while it runs, from what steps cost and how much is accepted; `GET /admin/depth` says why."""
 
 
+class RolloutSettings(Config):
+    """`[rollouts]`: `/inference/v1/generate`, token ids in and out for training the target."""
+
+    enabled: bool = False
+    """Engines then serve it, schedule by priority, and tell log-probabilities of the distribution tokens are drawn from, to everybody:
+    at another temperature than 1 users get other numbers than without."""
+
+
 class KvStoreSettings(Config):
     """`[kv_store]`: KV of finished conversations beyond the engines' life, for a follow-up turn after an engine's restart."""
 

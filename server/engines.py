@@ -5,6 +5,7 @@ This module owns the connection pool and the token. It does not know which engin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import aiohttp
@@ -12,6 +13,7 @@ import msgspec
 
 from server.config import EngineEndpoint
 from server.errors import EngineRefused
+from server.paths import COMPLETIONS_PATH
 from wire.control import (
     CaptureRequest,
     CommitReport,
@@ -22,6 +24,7 @@ from wire.control import (
     StageRequest,
 )
 from wire.errors import EngineError
+from wire.target_control import TargetCommitReport, TargetCommitRequest
 
 CONNECT_TIMEOUT_S = 2.0
 CONTROL_TIMEOUT_S = 30.0
@@ -35,6 +38,28 @@ Answer = TypeVar("Answer")
 
 class _Staged(msgspec.Struct):
     version: int
+
+
+class _Question(msgspec.Struct):
+    """To `/v1/completions`; vLLM always answers `prompt_logprobs` from the plain distribution and without its cache."""
+
+    prompt: list[int]
+    vllm_xargs: dict[str, int]
+    max_tokens: int = 1
+    temperature: float = 0.0
+    prompt_logprobs: int = 0
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _ScoredChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Logprob] | None] = []
+
+
+class _Scored(msgspec.Struct):
+    choices: list[_ScoredChoice] = []
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -82,6 +107,36 @@ class EngineClient:
     async def commit(self, version: int, *, expected_active: int, timeout_s: float) -> CommitReport:
         request = CommitRequest(version=version, expected_active=expected_active)
         return self._decode(await self._call("POST", "/paceline/commit", request, timeout_s=timeout_s), CommitReport)
+
+    async def stage_target(self, version: int, *, timeout_s: float) -> None:
+        """Returns when the engine holds the verified version, and the way back from it."""
+        body = await self._call("POST", "/paceline/target/stage", StageRequest(version=version), timeout_s=timeout_s)
+        staged = self._decode(body, _Staged).version
+        if staged != version:
+            raise EngineError(f"engine {self.id} staged target {staged} when asked for {version}")
+
+    async def commit_target(self, version: int, *, expected_active: int, deadline_s: float) -> TargetCommitReport:
+        """The engine keeps the deadline itself, and after it takes back what it did."""
+        request = TargetCommitRequest(version=version, expected_active=expected_active, deadline_s=deadline_s)
+        timeout_s = deadline_s + CONTROL_TIMEOUT_S
+        return self._decode(
+            await self._call("POST", "/paceline/target/commit", request, timeout_s=timeout_s), TargetCommitReport
+        )
+
+    async def score(self, token_ids: Sequence[int], *, timeout_s: float) -> list[float]:
+        """Log-probability at temperature 1 of each token but the first; the engine's cache is not read for it."""
+        question = _Question(prompt=list(token_ids), vllm_xargs={"paceline_capture": 0})
+        body = await self._call("POST", COMPLETIONS_PATH, question, timeout_s=timeout_s)
+        choices = self._decode(body, _Scored).choices
+        entries = choices[0].prompt_logprobs[1:] if choices else []
+        if len(entries) != len(token_ids) - 1:
+            raise EngineError(
+                f"engine {self.id} told log-probabilities of {len(entries)} tokens when asked for {len(token_ids) - 1}"
+            )
+        try:
+            return [(entry or {})[str(token)].logprob for token, entry in zip(token_ids[1:], entries, strict=True)]
+        except KeyError as error:
+            raise EngineError(f"engine {self.id} told no log-probability of token {error} of the prompt") from None
 
     async def set_capture(self, rate: float) -> None:
         await self._call("POST", "/paceline/capture", CaptureRequest(rate=rate))

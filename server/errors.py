@@ -50,6 +50,12 @@ class DraftNotFound(ArtifactError):
     code = "draft_not_found"
 
 
+class TargetNotFound(ArtifactError):
+    """No such version of the target in the store."""
+
+    code = "target_not_found"
+
+
 class SwapInProgress(SwapError):
     """One swap at a time."""
 
@@ -73,6 +79,7 @@ class EngineRefused(EngineError):
 
 _STATUS_BY_TYPE: tuple[tuple[type[PacelineError], int], ...] = (
     (DraftNotFound, 404),
+    (TargetNotFound, 404),
     (DiskStuck, 503),
     (ArtifactError, 422),
     (SpecMismatch, 422),

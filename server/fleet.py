@@ -56,6 +56,8 @@ class Engine:
         """It hangs: what it has in hand is not waited for."""
         self._waiting: set[Callable[[], None]] = set()
         """What to call when that happens."""
+        self.is_changing = False
+        """Its target is about to change: it gets no prefill legs, whose KV would outlive the target."""
         self.is_overdue = False
         """A prefill leg on it ran out of time, and its core has answered no probe since: it gets no further ones."""
         self.wake = asyncio.Event()
@@ -83,7 +85,7 @@ class Engine:
     @property
     def takes_prefills(self) -> bool:
         """A prefill leg may go to it."""
-        return self.takes_requests and not self.is_overdue
+        return self.takes_requests and not self.is_overdue and not self.is_changing
 
     @property
     def why_not(self) -> str:
@@ -132,6 +134,13 @@ class Engine:
         """K by batch size, as the engine has it now."""
         if self.status is not None and depths:
             self.status = msgspec.structs.replace(self.status, depth=depths[0], depths=depths)
+
+    def note_target(self, version: int) -> None:
+        """It has changed its target, as it was asked to."""
+        self.target_version = version
+        if self.status is not None:
+            workers = [msgspec.structs.replace(worker, target_version=version) for worker in self.status.workers]
+            self.status = msgspec.structs.replace(self.status, workers=workers)
 
     def mark_ready(self, remark: str = "") -> None:
         self.ready, self.reason, self.needs_sync = True, remark, False

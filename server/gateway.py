@@ -33,10 +33,12 @@ from server.engines import EngineClient, new_session
 from server.events import StatsListener
 from server.fleet import Engine, Fleet
 from server.floor import FloorWatch
+from server.generate import GenerateRoute
 from server.health import HealthMonitor
 from server.history import History, history_routes
 from server.learner_link import LearnerLink
 from server.metrics import Metrics
+from server.paths import GENERATE_PATH
 from server.public import public_app
 from server.recorder import Recorder
 from server.relay.legs import Legs
@@ -55,6 +57,8 @@ from server.state.posix import PosixState
 from server.state.store import StateStore
 from server.status import StatusPage
 from server.swap import SwapCoordinator
+from server.target_swap import TargetCoordinator
+from server.targets import Targets
 from server.traffic import Traffic
 from server.transfers import TransferWatch
 from server.ui import LivePage
@@ -63,6 +67,7 @@ from wire.dfkv import DfkvClient, DfkvServers
 from wire.errors import ConfigError
 from wire.kv_files import KvDirectory
 from wire.store import DraftStore
+from wire.target import TargetStore
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +96,17 @@ class Gateway:
         self.drafts = Drafts(DraftStore(config.state_dir))
         self.canary = Canary(self.ledger, config.canary)
         self.floor_watch = FloorWatch(self.ledger, self.drafts, config.canary)
+        changing = asyncio.Lock()
+        self.target = TargetCoordinator(
+            self.fleet,
+            Targets(TargetStore(config.state_dir)),
+            self.metrics,
+            changing,
+            deadline_s=settings.swap_deadline_s,
+            forget_kv=partial(self._forget_kv, is_restarted=False),
+            acceptance_length=self._acceptance_length,
+            on_change=self._target_changed,
+        )
         self.swap = SwapCoordinator(
             self.fleet,
             self.drafts,
@@ -99,6 +115,8 @@ class Gateway:
             self.metrics,
             deadline_s=settings.swap_deadline_s,
             calibration=self.calibration,
+            target=self.target,
+            lock=changing,
         )
         self.health = HealthMonitor(self.fleet, self.swap, settings, on_change=self._forget_kv)
         self.depth = DepthControl(self.fleet, config.depth)
@@ -144,6 +162,7 @@ class Gateway:
             status=self.status.build,
             routing=self.router.view,
             stores=self._state_stores(),
+            target=self.target,
         )
         admin.include_router(history_routes(self.history))
         admin.include_router(depth_routes(self.depth.view))
@@ -209,7 +228,10 @@ class Gateway:
             await self.swap.check_floor()
 
     def _route(self, path: str) -> ModelRoute:
-        return ModelRoute(path, self.proxy, self.admission, self.traffic, self._last_call.wait)
+        parts = (self.proxy, self.admission, self.traffic, self._last_call.wait)
+        if path == GENERATE_PATH:
+            return GenerateRoute(*parts, fleet=self.fleet, target_version=lambda: self.target.targets.active)
+        return ModelRoute(path, *parts)
 
     @property
     def _grace_s(self) -> int:
@@ -228,6 +250,17 @@ class Gateway:
             self.kv_listener.engine_restarted(engine.id)
         else:
             self.kv_listener.engine_changed(engine.id)
+
+    def _acceptance_length(self) -> float | None:
+        """Recent AL of the active draft."""
+        active = self.drafts.active
+        recent = self.ledger.recent_of(active) if active is not None else None
+        return recent.acceptance_length if recent is not None and recent.num_verify_steps else None
+
+    def _target_changed(self, version: int) -> None:
+        """What drafts did under the target before is no measure of what they do now: a canary would blame its draft for it."""
+        self.canary.supersede(f"target {version} was activated")
+        self.ledger.forget_recent()
 
     def _wants_full_report(self, engine: Engine) -> bool:
         return self.kv_listener is not None and self.kv_listener.wants_full_report(engine.id)

@@ -154,6 +154,8 @@ class HealthMonitor:
             raise PartsMissing(f"not every worker has loaded {missing}; check --worker-cls and the engine's log")
         if len({worker.draft_version for worker in status.workers}) > 1:
             raise WireError("its workers hold different draft versions; restart it")
+        if len({worker.target_version for worker in status.workers}) > 1:
+            raise WireError("its workers compute with different targets; restart it")
         for other in self._fleet.ready():
             if other is not engine and other.status is not None:
                 other.status.spec.require(status.spec, who=f"engine {engine.id}")

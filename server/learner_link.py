@@ -30,14 +30,14 @@ class LearnerLink:
         """Since the last report."""
         return None if self.report is None else self._clock() - self._received_s
 
-    def receive(self, report: LearnerReport, active_version: int) -> LearnerOrders:
+    def receive(self, report: LearnerReport, active_version: int, target_version: int) -> LearnerOrders:
         """Take a report, give the orders; raises SchemaMismatch."""
         if report.schema_version != SCHEMA_VERSION:
             raise SchemaMismatch(
                 f"the learner speaks schema {report.schema_version}, the gateway {SCHEMA_VERSION}; run the same release"
             )
         self.report, self._received_s = report, self._clock()
-        return LearnerOrders(paused=self.is_paused, active_version=active_version)
+        return LearnerOrders(paused=self.is_paused, active_version=active_version, target_version=target_version)
 
     def view(self) -> LearnerView:
         age_s = self.age_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from wire.control import SwapReport
+from wire.target_control import TargetSwapReport
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -69,6 +70,15 @@ class Metrics:
             buckets=_STALL_BUCKETS_S,
             registry=registry,
         )
+        self.target_swaps = Counter(
+            "paceline_target_swaps", "Attempts to change the active target.", ["trigger", "outcome"], registry=registry
+        )
+        self.target_stall = Histogram(
+            "paceline_target_commit_stall_seconds",
+            "Time a commit of a target took on one engine, from the wish to pause until requests ran again.",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.canary_verdicts = Counter("paceline_canary_verdicts", "Ends of canaries.", ["outcome"], registry=registry)
         self.bad_events = Counter("paceline_bad_events", "Engine events that could not be used.", ["engine"], registry=registry)
 
@@ -77,3 +87,8 @@ class Metrics:
         for commit in report.commits.values():
             self.commit_stall.labels("apply").observe(commit.apply_ms / 1000)
             self.commit_stall.labels("rpc").observe(commit.rpc_ms / 1000)
+
+    def observe_target_swap(self, report: TargetSwapReport) -> None:
+        self.target_swaps.labels(report.trigger, report.outcome).inc()
+        for commit in report.commits.values():
+            self.target_stall.observe(commit.total_ms / 1000)

@@ -1,4 +1,4 @@
-"""The public port: the OpenAI routes, liveness, readiness and metrics."""
+"""The public port: the OpenAI routes, rollouts, liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.completions import ModelRoute, send_error
 from server.errors import ApiError, as_api_error, http_error, internal_error
 from server.fleet import Fleet
-from server.paths import CHAT_PATH, COMPLETIONS_PATH
+from server.paths import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 from wire.errors import PacelineError
 
 MODEL_ROUTES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (CHAT_PATH, ("POST",)),
     (COMPLETIONS_PATH, ("POST",)),
+    (GENERATE_PATH, ("POST",)),
     ("/v1/models", ("GET",)),
 )
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -42,6 +42,7 @@ class StatusPage:
             acceptance=self._acceptance(),
             traffic=self._traffic(),
             calibration=gateway.calibration(),
+            active_target_version=gateway.target.targets.active,
         )
 
     def _capture(self) -> CaptureView:

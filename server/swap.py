@@ -21,6 +21,7 @@ from server.fleet import Engine, Fleet
 from server.floor import FloorChange, FloorWatch
 from server.metrics import Metrics
 from server.rollout import CommitFailed, Deadline, commit_on_all, move, stage_on_all
+from server.target_swap import TargetCoordinator
 from wire.artifact import DraftManifest
 from wire.control import ActivateRequest, CalibrationView, CommitReport, EngineStatus, SwapReport
 from wire.errors import ArtifactError, EngineError, PacelineError, StaleExpectation, SwapError
@@ -58,7 +59,10 @@ class SwapCoordinator:
         *,
         deadline_s: float,
         calibration: Callable[[], CalibrationView],
+        target: TargetCoordinator,
+        lock: asyncio.Lock,
     ) -> None:
+        """`lock` is the target's coordinator's too: one change at a time, of whichever model."""
         self.drafts = drafts
         self.history: deque[SwapReport] = deque(maxlen=MAX_HISTORY)
         self.num_roll_backs_in_a_row = 0
@@ -68,7 +72,8 @@ class SwapCoordinator:
         self._metrics = metrics
         self._deadline_s = deadline_s
         self._calibration = calibration
-        self._lock = asyncio.Lock()
+        self._target = target
+        self._lock = lock
         self._rollout: dict[Engine, EngineStatus] | None = None
         """The engines that the swap under way moves, as they were when it began, until it is settled; None where there is none."""
 
@@ -138,13 +143,15 @@ class SwapCoordinator:
     async def align(self, engine: Engine) -> None:
         """Bring an engine that was just checked to the active version and let it serve.
 
-        Where it cannot be brought there it serves all the same: the draft changes speed, never output. Raises EngineError where
-        it does not answer, or is not the one that was checked any more.
+        Where it cannot be brought to the draft it serves all the same: that changes speed, never output. Raises EngineError where
+        it does not answer, is not the one that was checked any more, or cannot be brought to the active target.
         """
-        if self._rollout is None and engine.draft_version == self.drafts.active:
+        self._target.stop_unless_current(engine)
+        may_serve = self._target.may_serve(engine)
+        if may_serve and self._rollout is None and engine.draft_version == self.drafts.active:
             engine.mark_ready()
             return
-        if self._rollout is not None and engine in self._rollout and engine.is_same(self._rollout[engine]):
+        if may_serve and self._rollout is not None and engine in self._rollout and engine.is_same(self._rollout[engine]):
             # The swap brings it into line. What it told may be older than its commit, so it is asked again.
             engine.mark_ready()
             engine.needs_sync = True
@@ -154,6 +161,7 @@ class SwapCoordinator:
             if not engine.is_same(status):
                 raise EngineError(f"engine {engine.id} has restarted since it was checked, or changed its target")
             engine.adopt(status)
+            await self._target.bring_to_active(engine)
             engine.mark_ready(await self._bring_to_active(engine))
 
     async def _roll_back_canary(self, reason: str) -> None:

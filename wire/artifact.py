@@ -1,6 +1,7 @@
-"""A draft artifact: an immutable directory `{model.safetensors, config.json, manifest.json}`, the manifest written last.
+"""An artifact: an immutable directory of weights and what belongs to them, the manifest written last.
 
-This module owns the directory's shape and integrity. It does not know what the tensors mean.
+A draft's is `{model.safetensors, config.json, manifest.json}`; a target version's (`wire/target.py`) lacks the config. This
+module owns the directory's shape and integrity. It does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -68,26 +70,41 @@ class DraftSource(Struct, frozen=True, kw_only=True):
     """Digest over its weight files, see `wire.spec.weights_revision`."""
 
 
-class DraftManifest(Struct, frozen=True, kw_only=True, tag="draft_manifest"):
-    """What an artifact is. `sha256` covers every other file of the directory."""
+class ArtifactManifest(Struct, frozen=True, kw_only=True):
+    """What every artifact says of itself."""
 
+    kind: ClassVar[str]
+    """The word for it in errors."""
+    files: ClassVar[tuple[str, ...]]
+    """Those it must have beside the manifest."""
     schema_version: int
     version: int
     parent: int | None
+    created_at_s: float
+    sha256: dict[str, str]
+    """Of every other file of the directory, by name."""
+
+
+Manifest = TypeVar("Manifest", bound=ArtifactManifest)
+
+
+class DraftManifest(ArtifactManifest, frozen=True, kw_only=True, tag="draft_manifest"):
+    """What a draft is."""
+
+    kind: ClassVar[str] = "draft"
+    files: ClassVar[tuple[str, ...]] = (WEIGHTS_FILE, CONFIG_FILE)
     origin: str
     """`random`, `imported` or `learned`."""
     spec: CaptureSpec
     d2t_sha256: str
     """Of the draft-to-target vocabulary map's raw int64 bytes."""
-    created_at_s: float
-    sha256: dict[str, str]
     source: DraftSource | None = None
     """Of an imported draft."""
     training: TrainingReport | None = None
     gate: GateReport | None = None
 
 
-def write_manifest(directory: Path, manifest: DraftManifest) -> None:
+def write_manifest(directory: Path, manifest: ArtifactManifest) -> None:
     """Write the manifest durably, as the last file of `directory`."""
     path = directory / MANIFEST_FILE
     temporary = path.with_suffix(".tmp")
@@ -99,48 +116,49 @@ def write_manifest(directory: Path, manifest: DraftManifest) -> None:
     fsync_path(directory)
 
 
-def read_manifest(directory: Path) -> DraftManifest:
+def read_manifest(directory: Path, kind: type[Manifest]) -> Manifest:
     """The manifest, without looking at the other files; raises ArtifactError."""
     path = directory / MANIFEST_FILE
+    who = f"{kind.kind} {directory.name}"
     try:
-        require_file(path, max_bytes=_MAX_MANIFEST_BYTES)
-        manifest = msgspec.json.decode(path.read_bytes(), type=DraftManifest)
+        require_file(path, kind, max_bytes=_MAX_MANIFEST_BYTES)
+        manifest = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise ArtifactError(f"draft {directory.name} does not exist or was never finished: no {MANIFEST_FILE}") from None
+        raise ArtifactError(f"{who} does not exist or was never finished: no {MANIFEST_FILE}") from None
     except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise ArtifactError(f"draft {directory.name}: unreadable {MANIFEST_FILE}: {error}") from error
+        raise ArtifactError(f"{who}: unreadable {MANIFEST_FILE}: {error}") from error
     if manifest.schema_version != SCHEMA_VERSION:
-        raise ArtifactError(
-            f"draft {directory.name} has schema {manifest.schema_version}, this release reads {SCHEMA_VERSION}; publish it anew"
-        )
+        raise ArtifactError(f"{who} has schema {manifest.schema_version}, this release reads {SCHEMA_VERSION}; publish it anew")
     return manifest
 
 
-def verify_artifact(directory: Path) -> DraftManifest:
+def verify_artifact(directory: Path, kind: type[Manifest]) -> Manifest:
     """The manifest, after every file's checksum was recomputed; raises ArtifactError naming the file that is wrong."""
-    manifest = read_manifest(directory)
+    manifest = read_manifest(directory, kind)
+    who = f"{kind.kind} {directory.name}"
     if str(manifest.version) != directory.name:
-        raise ArtifactError(f"draft {directory.name}: its manifest says version {manifest.version}; the directory was renamed")
-    for name in (WEIGHTS_FILE, CONFIG_FILE):
+        raise ArtifactError(f"{who}: its manifest says version {manifest.version}; the directory was renamed")
+    for name in kind.files:
         if name not in manifest.sha256:
-            raise ArtifactError(f"draft {directory.name}: its manifest has no checksum for {name}")
+            raise ArtifactError(f"{who}: its manifest has no checksum for {name}")
     for name, expected in manifest.sha256.items():
         if name != Path(name).name:
-            raise ArtifactError(f"draft {directory.name}: its manifest names {name!r}, which is not a plain file name")
+            raise ArtifactError(f"{who}: its manifest names {name!r}, which is not a plain file name")
         try:
-            require_file(directory / name)
+            require_file(directory / name, kind)
             actual = file_sha256(directory / name)
         except OSError as error:
-            raise ArtifactError(f"draft {directory.name}: cannot read {name}: {error}") from error
+            raise ArtifactError(f"{who}: cannot read {name}: {error}") from error
         if actual != expected:
-            raise ArtifactError(f"draft {directory.name}: checksum of {name} is {actual[:12]}…, manifest says {expected[:12]}…")
+            raise ArtifactError(f"{who}: checksum of {name} is {actual[:12]}…, manifest says {expected[:12]}…")
     return manifest
 
 
-def require_file(path: Path, *, max_bytes: int | None = None) -> None:
+def require_file(path: Path, kind: type[ArtifactManifest], *, max_bytes: int | None = None) -> None:
     """Raises ArtifactError unless `path` is a plain file: the open of a pipe or a device may never return. Raises OSError."""
     found = path.stat()
+    who = f"{kind.kind} {path.parent.name}: {path.name}"
     if not stat.S_ISREG(found.st_mode):
-        raise ArtifactError(f"draft {path.parent.name}: {path.name} is not a plain file")
+        raise ArtifactError(f"{who} is not a plain file")
     if max_bytes is not None and found.st_size > max_bytes:
-        raise ArtifactError(f"draft {path.parent.name}: {path.name} has {found.st_size} bytes, at most {max_bytes} are read")
+        raise ArtifactError(f"{who} has {found.st_size} bytes, at most {max_bytes} are read")

@@ -21,6 +21,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     target_version: int
     staged_versions: list[int]
     capture_rate: float
+    staged_target_versions: list[int] = []
 
 
 class KvLayout(Struct, frozen=True, kw_only=True):
@@ -44,6 +45,21 @@ class AnswerLimits(Struct, frozen=True, kw_only=True):
     """Whatever is asked for."""
 
 
+class GenerateAbilities(Struct, frozen=True, kw_only=True):
+    """What an engine was started with, as far as rollouts depend on it."""
+
+    serves_tokens: bool
+    """`/inference/v1/generate` is there."""
+    logprobs_mode: str
+    """`processed_logprobs`: of the distribution tokens are drawn from, temperature included."""
+    scheduling_policy: str
+    """`priority`, or `fcfs`, which refuses priorities."""
+    returns_sampling_mask: bool
+    """Answers tell which tokens top-p and top-k left to choose from."""
+    rejection_sample_method: str
+    """Of speculation: `standard` and `block` draw from the target's distribution, `synthetic` does not."""
+
+
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """engine -> gateway: GET /paceline/status."""
 
@@ -60,6 +76,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     answer_limits: AnswerLimits = AnswerLimits()
     depths: list[int] = []
     """K in force now for batches of 1, 2, ... requests, up to the most the engine runs at once."""
+    generate: GenerateAbilities | None = None
 
 
 class StageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,6 +204,8 @@ class LearnerOrders(Struct, frozen=True, kw_only=True):
 
     paused: bool
     active_version: int
+    target_version: int = 0
+    """What the engines compute with; where it changes, the draft has to follow."""
 
 
 class EngineView(Struct, frozen=True, kw_only=True):
@@ -368,6 +387,8 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     traffic: TrafficView
     calibration: CalibrationView = CalibrationView()
     floor: FloorView = FloorView(state="idle")
+    active_target_version: int = 0
+    """What every engine computes with, or is brought to before it serves."""
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
-"""DraftStore: the directory of draft artifacts, `<state>/drafts/<version>/`, and two pointers, `active` and `floor`.
+"""ArtifactStore: a directory of artifacts by version, and pointers to some of them.
 
-Pointers are symbolic links replaced by rename, so a reader sees the old or the new version, never neither. The engine
-starts from `active`; the floor is the static draft that is kept whatever the learner does.
+Drafts lie in `<state>/drafts/<version>/`, with the pointers `active` and `floor`; versions of the target in `<state>/targets`
+(`wire/target.py`). Pointers are symbolic links replaced by rename, so a reader sees the old or the new version, never neither.
+The engine starts from the `active` draft; the floor is the static draft that is kept whatever the learner does.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar, Generic
 
-from wire.artifact import MANIFEST_FILE, DraftManifest, read_manifest, verify_artifact
+from wire.artifact import MANIFEST_FILE, DraftManifest, Manifest, read_manifest, verify_artifact
 from wire.errors import ArtifactError
 from wire.spec import fsync_path
 
@@ -24,26 +26,31 @@ VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,14}")
 """What names a version, here and in the admin API; whatever else lies beside the drafts is none of them."""
 
 
-class DraftStore:
+class ArtifactStore(Generic[Manifest]):
     """Artifacts by version. Writers of artifacts exclude one another by a file lock; pointers are replaced in one step, so the
     last of two owners wins. Readers need no lock."""
 
+    folder: ClassVar[str]
+    """In the state directory."""
+    first_version: ClassVar[int] = 0
+    _where_listed: ClassVar[str]
+    manifest_type: type[Manifest]
+
     def __init__(self, state_dir: Path) -> None:
-        self.root = state_dir / "drafts"
+        self.root = state_dir / self.folder
 
     @property
     def _highest_file(self) -> Path:
-        return self.root.with_name("drafts.highest")
+        return self.root.with_name(f"{self.folder}.highest")
 
     @property
-    def active_link(self) -> Path:
-        """The path an engine loads its draft from."""
-        return self.root / "active"
+    def _kind(self) -> str:
+        return self.manifest_type.kind
 
     def directory(self, version: int) -> Path:
         """Where a version lives. Only a non-negative int names one: no path can be smuggled in."""
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
-            raise ArtifactError(f"a draft version is a non-negative integer, got {version!r}")
+            raise ArtifactError(f"a {self._kind} version is a non-negative integer, got {version!r}")
         return self.root / str(version)
 
     def versions(self) -> list[int]:
@@ -52,29 +59,25 @@ class DraftStore:
             return []
         return sorted(version for version in self._named() if (self.directory(version) / MANIFEST_FILE).is_file())
 
-    def manifest(self, version: int) -> DraftManifest:
-        """What a version says it is, its files not verified; raises ArtifactError."""
-        return read_manifest(self.directory(version))
+    def exists(self, version: int) -> bool:
+        """Whether a pointer may name it."""
+        return (self.directory(version) / MANIFEST_FILE).is_file()
 
-    def verify(self, version: int) -> DraftManifest:
+    def manifest(self, version: int) -> Manifest:
+        """What a version says it is, its files not verified; raises ArtifactError."""
+        return read_manifest(self.directory(version), self.manifest_type)
+
+    def verify(self, version: int) -> Manifest:
         """The manifest of a version whose every file is whole; raises ArtifactError."""
-        return verify_artifact(self.directory(version))
+        return verify_artifact(self.directory(version), self.manifest_type)
 
     def active(self) -> int | None:
         """The version engines start from; None without one."""
         return self._read_pointer("active")
 
-    def floor(self) -> int | None:
-        """The version to fall back to; None without one."""
-        return self._read_pointer("floor")
-
     def set_active(self, version: int) -> None:
         """Raises ArtifactError for a version that does not exist, OSError where the disk refuses."""
         self._write_pointer("active", version)
-
-    def set_floor(self, version: int) -> None:
-        """Raises as `set_active` does."""
-        self._write_pointer("floor", version)
 
     def publish(self, fill: Callable[[Path, int], None]) -> int:
         """Make the next version: `fill(directory, version)` writes all files, the manifest last; then one rename.
@@ -87,7 +90,7 @@ class DraftStore:
     def _publish(self, fill: Callable[[Path, int], None]) -> int:
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
         try:
-            version = max([*self._named(), self._highest()], default=-1) + 1
+            version = max(*self._named(), self._highest(), self.first_version - 1) + 1
             fill(staging, version)
             staging.chmod(0o755)
             self._remember(version)
@@ -99,7 +102,7 @@ class DraftStore:
         return version
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
-        """Remove all but the newest `keep` versions, never one of `spare`, the active one, its parent or the floor.
+        """Remove all but the newest `keep` versions, never one of `spare`, the active one, its parent or one that a pointer names.
 
         Returns what went.
 
@@ -110,7 +113,7 @@ class DraftStore:
 
     def _prune(self, keep: int, spare: Collection[int]) -> list[int]:
         versions = self.versions()
-        kept: set[int | None] = {self.active(), self.floor(), *spare, *versions[-keep:]}
+        kept: set[int | None] = {*self._pointed_at(), *spare, *versions[-keep:]}
         active = self.active()
         if active is not None and active in versions:
             kept.add(self.manifest(active).parent)
@@ -120,6 +123,9 @@ class DraftStore:
         for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         return removed
+
+    def _pointed_at(self) -> set[int | None]:
+        return {self.active()}
 
     def _named(self) -> Iterator[int]:
         """Of every entry that is named like a version, whole or not."""
@@ -142,7 +148,7 @@ class DraftStore:
     def _writing(self) -> Iterator[None]:
         """Alone among all processes that write artifacts here: half-made ones are then nobody's but ours."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with self.root.with_name("drafts.lock").open("ab") as lock:
+        with self.root.with_name(f"{self.folder}.lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -154,8 +160,8 @@ class DraftStore:
         return int(target) if VERSION_NAME.fullmatch(target) else None
 
     def _write_pointer(self, name: str, version: int) -> None:
-        if not (self.directory(version) / MANIFEST_FILE).is_file():
-            raise ArtifactError(f"draft {version} does not exist; `paceline draft list` shows what does")
+        if not self.exists(version):
+            raise ArtifactError(f"{self._kind} {version} does not exist; {self._where_listed} shows what does")
         temporary = self.root / f".{name}-{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(str(version))
@@ -164,6 +170,30 @@ class DraftStore:
         except IsADirectoryError:
             temporary.unlink()
             raise ArtifactError(
-                f"{self.root / name} is a directory, where a link to a draft belongs; move it away and try again"
+                f"{self.root / name} is a directory, where a link to a {self._kind} belongs; move it away and try again"
             ) from None
         fsync_path(self.root)
+
+
+class DraftStore(ArtifactStore[DraftManifest]):
+    """The drafts."""
+
+    folder = "drafts"
+    manifest_type = DraftManifest
+    _where_listed = "`paceline draft list`"
+
+    @property
+    def active_link(self) -> Path:
+        """The path an engine loads its draft from."""
+        return self.root / "active"
+
+    def floor(self) -> int | None:
+        """The version to fall back to; None without one."""
+        return self._read_pointer("floor")
+
+    def set_floor(self, version: int) -> None:
+        """Raises as `set_active` does."""
+        self._write_pointer("floor", version)
+
+    def _pointed_at(self) -> set[int | None]:
+        return {self.active(), self.floor()}

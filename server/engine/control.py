@@ -19,8 +19,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from server.engine.answer_limits import read_answer_limits
 from server.engine.depth import UTILITY
+from server.engine.generate_abilities import read_generate_abilities
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import engine_token, parts_config
+from server.engine.target_change import TargetChange, TargetRefused
 from wire.control import (
     CaptureRequest,
     CommitReport,
@@ -29,12 +31,14 @@ from wire.control import (
     DepthTable,
     Digest,
     EngineStatus,
+    GenerateAbilities,
     KvLayout,
     StageRequest,
     WorkerStatus,
 )
 from wire.errors import ArtifactError, EngineError, PacelineError, SpecMismatch, StaleExpectation, SwapError
 from wire.spec import SCHEMA_VERSION, CaptureSpec
+from wire.target_control import TargetCommitReport, TargetCommitRequest
 
 _STAGE_POLL_S = 0.1
 _STAGE_DEADLINE_S = 120.0
@@ -42,6 +46,7 @@ _DEATH_POLL_S = 0.5
 _STATUS_BY_CODE = {
     StaleExpectation.code: 409,
     SwapError.code: 409,
+    TargetRefused.code: 409,
     ArtifactError.code: 422,
     SpecMismatch.code: 422,
 }
@@ -68,6 +73,12 @@ class ControlPlugin:
         async def commit(request: Request) -> CommitReport:
             return await _control(request).commit(await _body(request, CommitRequest))
 
+        async def stage_target(request: Request) -> StageRequest:
+            return await _control(request).stage(await _body(request, StageRequest), kind="target")
+
+        async def commit_target(request: Request) -> TargetCommitReport:
+            return await _control(request).commit_target(await _body(request, TargetCommitRequest))
+
         async def capture(request: Request) -> CaptureRequest:
             return await _control(request).set_capture(await _body(request, CaptureRequest))
 
@@ -80,25 +91,31 @@ class ControlPlugin:
         app.get("/paceline/status", include_in_schema=False)(_guarded(status))
         app.post("/paceline/stage", include_in_schema=False)(_guarded(stage))
         app.post("/paceline/commit", include_in_schema=False)(_guarded(commit))
+        app.post("/paceline/target/stage", include_in_schema=False)(_guarded(stage_target))
+        app.post("/paceline/target/commit", include_in_schema=False)(_guarded(commit_target))
         app.post("/paceline/capture", include_in_schema=False)(_guarded(capture))
         app.post("/paceline/depth", include_in_schema=False)(_guarded(depth))
         app.get("/paceline/digest", include_in_schema=False)(_guarded(digest))
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         state.paceline_token = engine_token()
-        state.paceline = EngineControl(engine_client)
+        abilities = read_generate_abilities(engine_client.vllm_config, args)
+        state.paceline = EngineControl(engine_client, abilities)
         # The schedule an engine starts with may shrink K where many requests run, only to have graphs captured for every K.
         full = engine_client.vllm_config.speculative_config.num_speculative_tokens
         await engine_client.engine_core.call_utility_async(UTILITY, full)
+        await state.paceline.target.label_base()
 
 
 class EngineControl:
     """What the routes do. One stage or commit at a time."""
 
-    def __init__(self, engine_client: Any) -> None:
+    def __init__(self, engine_client: Any, abilities: GenerateAbilities) -> None:
         self._engine = engine_client
+        self._abilities = abilities
         self._answer_limits = read_answer_limits(engine_client.vllm_config.model_config)
         self._swapping = asyncio.Lock()
+        self.target = TargetChange(engine_client, ask=self._ask, unless_dead=self._unless_dead)
 
     async def status(self) -> EngineStatus:
         answers = await self._rpc("paceline_status")
@@ -115,19 +132,22 @@ class EngineControl:
             workers=[msgspec.convert(answer["worker"], WorkerStatus) for answer in answers],
             answer_limits=self._answer_limits,
             depths=depths,
+            generate=self._abilities,
         )
 
-    async def stage(self, request: StageRequest) -> StageRequest:
+    async def stage(self, request: StageRequest, *, kind: str = "draft") -> StageRequest:
         """Returns once every worker holds the version; raises what a worker refused it for."""
         async with self._swapping:
-            await self._rpc("paceline_stage", request.version)
+            await self._rpc("paceline_stage", kind, request.version)
             deadline_s = time.monotonic() + _STAGE_DEADLINE_S
             while time.monotonic() < deadline_s:
-                answers = await self._rpc("paceline_stage_outcome", request.version)
+                answers = await self._rpc("paceline_stage_outcome", kind, request.version)
                 if all(answer["staged"] for answer in answers):
                     return request
                 await asyncio.sleep(_STAGE_POLL_S)
-        raise EngineError(f"draft {request.version} was not staged within {_STAGE_DEADLINE_S:.0f} s; is the disk slow or full?")
+        raise EngineError(
+            f"{kind} {request.version} was not staged within {_STAGE_DEADLINE_S:.0f} s; is the disk slow or full?"
+        )
 
     async def commit(self, request: CommitRequest) -> CommitReport:
         """All ranks or none: a rank that refuses sends the others back."""
@@ -144,6 +164,14 @@ class EngineControl:
             apply_ms=max(answer["apply_ms"] for answer in answers),
             rpc_ms=rpc_ms,
         )
+
+    async def commit_target(self, request: TargetCommitRequest) -> TargetCommitReport:
+        """All ranks or none, within the deadline; raises what it was refused for."""
+        async with self._swapping:
+            report, answers = await self.target.commit(request)
+        _raise_refusals(answers)
+        assert report is not None, "there is one where no worker refused"
+        return report
 
     async def set_capture(self, request: CaptureRequest) -> CaptureRequest:
         """The rate now in force, which is 0 where capture is off; raises _BadRequest outside 0..1."""

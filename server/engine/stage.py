@@ -24,6 +24,7 @@ from wire.spec import CaptureSpec
 from wire.store import DraftStore
 
 _MAX_HELD = 4
+"""Of drafts, which are small."""
 
 # Published by training frameworks, of no use to the engine.
 _IGNORED_TENSORS = frozenset({"t2d"})
@@ -34,13 +35,18 @@ class StagedWeights(NamedTuple):
 
     tensors: dict[str, torch.Tensor]
     config: dict[str, Any]
+    sha256: str = ""
+    """Of the file they were read from, where that was verified."""
 
 
 class Stage:
     """Staged versions of one model; holds the newest few and whatever `protect` names."""
 
-    def __init__(self, load: Callable[[int], StagedWeights]) -> None:
+    def __init__(self, load: Callable[[int], StagedWeights], *, kind: str = "draft", max_held: int = _MAX_HELD) -> None:
+        """`kind` is the word for it in errors."""
         self._load = load
+        self._kind = kind
+        self._max_held = max_held
         self._lock = threading.Lock()
         self._held: dict[int, StagedWeights] = {}
         self._refused: dict[int, PacelineError] = {}
@@ -52,12 +58,12 @@ class Stage:
         with self._lock:
             self._held[version] = weights
             disposable = [held for held in self._held if held not in self.protect | {version}]
-            for held in disposable[: max(len(self._held) - _MAX_HELD, 0)]:
+            for held in disposable[: max(len(self._held) - self._max_held, 0)]:
                 del self._held[held]
         return weights
 
     def begin(self, version: int) -> None:
-        """Load a version in the background; `outcome` tells when it is done."""
+        """Load a version in the background, after what `protect` names and is not held yet; `outcome` tells when it is done."""
         with self._lock:
             self._refused.pop(version, None)
             if version in self._held:
@@ -84,11 +90,14 @@ class Stage:
     def _load_in_background(self, version: int) -> None:
         leave_compute_cores()
         try:
+            # What is in force first: a version is staged only where the way back from it is at hand.
+            for needed in sorted(self.protect - set(self.versions()) - {version}):
+                self.load_now(needed)
             self.load_now(version)
         except PacelineError as error:
             self._refuse(version, error)
         except (OSError, RuntimeError, MemoryError) as error:
-            self._refuse(version, ArtifactError(f"draft {version} cannot be loaded: {type(error).__name__}: {error}"))
+            self._refuse(version, ArtifactError(f"{self._kind} {version} cannot be loaded: {type(error).__name__}: {error}"))
 
     def _refuse(self, version: int, error: PacelineError) -> None:
         with self._lock:

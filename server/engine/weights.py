@@ -54,12 +54,19 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.versions: dict[str, int] = {DRAFT: 0, TARGET: 0}
         self.stages: dict[str, Stage] = {}
         self.apply_ms = 0.0
+        self.draft: torch.nn.Module | None = None
+        """Shares the target's embedding; None until the worker has loaded it."""
 
     def attach(self, kind: str, stage: Stage, version: int) -> None:
         """Name the staging area of a model and the version it was started with."""
         self.stages[kind] = stage
         self.versions[kind] = version
         stage.protect = {version}
+
+    def sha256(self, kind: str) -> str:
+        """Of the file whose tensors are in force; empty where no checksum is known."""
+        held = self.stages[kind].get(self.versions[kind])
+        return held.sha256 if held is not None else ""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         pass
@@ -80,12 +87,13 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         incoming, in_force = stage.get(version), stage.get(self.versions[kind])
         if incoming is None:
             raise SwapError(f"{kind} {version} is not staged on this worker; stage it first")
+        if in_force is None:
+            raise SwapError(f"{kind} {self.versions[kind]}, the way back, is not held on this worker; stage {version} again")
         started_s = time.perf_counter()
-        guard = SharedEmbedding(self._default_model) if kind == DRAFT else None
+        guard = SharedEmbedding(self._default_model)
         try:
             self._apply(kind, incoming)
-            if guard is not None:
-                guard.check(self.model)
+            self._check(kind, guard)
         except Exception as error:
             self._restore(kind, in_force, guard)
             raise SwapError(
@@ -96,20 +104,25 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.versions[kind] = version
         self.apply_ms = (time.perf_counter() - started_s) * 1e3
 
-    def _restore(self, kind: str, in_force: StagedWeights | None, guard: SharedEmbedding | None) -> None:
+    def _restore(self, kind: str, in_force: StagedWeights, guard: SharedEmbedding) -> None:
         """Put the weights in force back. Where that fails this process ends: it must not serve from weights it cannot name."""
         try:
-            if in_force is None:
-                raise SwapError("the weights in force are not held on this worker")
             # Close the interrupted reload first: a second one on top of it would meet half-wrapped parameters.
             finalize_layerwise_reload(self.model, self.model_config)
             self._apply(kind, in_force)
-            if guard is not None:
-                guard.check(self.model)
+            self._check(kind, guard)
         except Exception:
             logger.critical("the %s in force cannot be restored; this engine ends and starts anew", kind, exc_info=True)
             logging.shutdown()
             os._exit(EXIT_UNKNOWN_WEIGHTS)
+
+    def _check(self, kind: str, guard: SharedEmbedding) -> None:
+        """Raises SwapError where draft and target do not share what they must, and only that."""
+        if kind == DRAFT:
+            guard.check_unchanged()
+            guard.check_shared(self.model)
+        elif self.draft is not None:
+            guard.check_shared(self.draft)
 
     def _apply(self, kind: str, weights: StagedWeights) -> None:
         initialize_layerwise_reload(self.model)
@@ -120,29 +133,38 @@ class PacelineWeightEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 class SharedEmbedding:
-    """Proof, cheap enough for every commit, that a draft swap left the target's embedding where and what it was.
+    """Proof, cheap enough for every commit, that a swap left the target's embedding where it was, a draft's swap also what it was.
 
-    The embedding is the one module a draft shares with the target. Full digests over all weights are `digest.py`.
+    The embedding is the one module a draft shares with the target: a new target's is the draft's at once. Full digests over all
+    weights are `digest.py`.
     """
 
     def __init__(self, target: torch.nn.Module) -> None:
         self._target = target
-        self._pointer, self._sample = self._look()
+        weight = embedding(target)
+        self._pointer, self._sample = weight.data_ptr(), _sample(weight)
 
-    def check(self, draft: torch.nn.Module) -> None:
+    def check_unchanged(self) -> None:
         """Raises SwapError."""
-        pointer, sample = self._look()
-        if pointer != self._pointer or not torch.equal(sample, self._sample):
+        weight = embedding(self._target)
+        if weight.data_ptr() != self._pointer or not torch.equal(_sample(weight), self._sample):
             raise SwapError("the swap changed the target's embedding")
+
+    def check_shared(self, draft: torch.nn.Module) -> None:
+        """Raises SwapError."""
+        if embedding(self._target).data_ptr() != self._pointer or embedding(draft).data_ptr() != self._pointer:
+            raise SwapError("the swap moved the embedding that the draft shares with the target")
         if draft.lm_head is getattr(self._target, "lm_head", None):
             raise SwapError("the draft shares the target's lm_head; it must have its own, smaller one")
 
-    def _look(self) -> tuple[int, torch.Tensor]:
-        weight = (
-            self._target.get_input_embeddings().weight
-            if hasattr(self._target, "get_input_embeddings")
-            else self._target.model.embed_tokens.weight
-        )
-        flat = weight.detach().reshape(-1)
-        stride = max(flat.numel() // _NUM_SAMPLES, 1)
-        return weight.data_ptr(), flat[::stride].clone()
+
+def embedding(model: torch.nn.Module) -> torch.Tensor:
+    """Weight of a target's or a draft's input embedding."""
+    module = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else model.model.embed_tokens
+    weight: torch.Tensor = module.weight
+    return weight
+
+
+def _sample(weight: torch.Tensor) -> torch.Tensor:
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(flat.numel() // _NUM_SAMPLES, 1)].clone()

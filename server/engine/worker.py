@@ -6,6 +6,7 @@ would reach the caller as a bare string.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,19 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from server.engine import mends
 from server.engine.capture import Capture
-from server.engine.digest import model_digest
+from server.engine.digest import model_digest, quick_digest
 from server.engine.draft_backlog import DraftBacklog
 from server.engine.kv_layout import kv_layout
 from server.engine.kv_store_version import follow_target_version
 from server.engine.pin import require_pinned_vllm
 from server.engine.settings import parts_config
 from server.engine.stage import DraftLoader, Stage
-from server.engine.weights import DRAFT, TARGET, PacelineWeightEngine
+from server.engine.stage_target import MAX_HELD, TargetLoader
+from server.engine.weights import DRAFT, EXIT_UNKNOWN_WEIGHTS, TARGET, PacelineWeightEngine
 from wire.errors import ConfigError, PacelineError, StaleExpectation
 from wire.spec import CaptureSpec, resolve_capture_spec
 from wire.store import DraftStore
+from wire.target import BASE_VERSION, TargetStore
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as _Base
@@ -32,6 +35,8 @@ else:
     _Base = object
 
 Answer = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 class PacelineWorker(_Base):
@@ -80,6 +85,7 @@ class PacelineWorker(_Base):
                 "target_version": self._weights.versions[TARGET],
                 "staged_versions": self._weights.stages[DRAFT].versions(),
                 "capture_rate": self._capture.rate,
+                "staged_target_versions": self._weights.stages[TARGET].versions(),
             },
             "epoch": self._capture.epoch,
             "spec": self._spec,
@@ -87,28 +93,36 @@ class PacelineWorker(_Base):
             "kv": kv_layout(self.model_runner.kv_cache_config, self.vllm_config),
         }
 
-    def paceline_stage(self, version: int) -> Answer:
-        """Begin to stage a draft in the background."""
-        self._weights.stages[DRAFT].begin(version)
+    def paceline_stage(self, kind: str, version: int) -> Answer:
+        """Begin to stage a `draft` or a `target` in the background."""
+        self._weights.stages[kind].begin(version)
         return {}
 
-    def paceline_stage_outcome(self, version: int) -> Answer:
+    def paceline_stage_outcome(self, kind: str, version: int) -> Answer:
         try:
-            return {"staged": self._weights.stages[DRAFT].outcome(version)}
+            return {"staged": self._weights.stages[kind].outcome(version)}
         except PacelineError as error:
             return _refusal(error)
 
     def paceline_commit(self, version: int, expected_active: int) -> Answer:
         """Swap a staged draft in, if the active one is the one expected."""
-        active = self._weights.versions[DRAFT]
+        return self._commit(DRAFT, version, expected_active)
+
+    def paceline_commit_target(self, version: int, expected_active: int) -> Answer:
+        """The same of the target. To be called while nothing runs and no KV is left."""
+        return self._commit(TARGET, version, expected_active)
+
+    def _commit(self, kind: str, version: int, expected_active: int) -> Answer:
+        active = self._weights.versions[kind]
         try:
             if active != expected_active:
-                raise StaleExpectation(f"draft {active} is active, not {expected_active}; read /admin/status and decide anew")
+                raise StaleExpectation(f"{kind} {active} is active, not {expected_active}; read /admin/status and decide anew")
             if version != active:
-                self._swap(DRAFT, version)
+                self._swap(kind, version)
         except PacelineError as error:
             return _refusal(error)
-        return {"version": version, "previous": active, "apply_ms": self._weights.apply_ms if version != active else 0.0}
+        apply_ms = self._weights.apply_ms if version != active else 0.0
+        return {"version": version, "previous": active, "apply_ms": apply_ms, "sha256": self._weights.sha256(kind)}
 
     def paceline_set_capture(self, rate: float) -> Answer:
         self._capture.set_rate(rate)
@@ -121,6 +135,16 @@ class PacelineWorker(_Base):
             "target": model_digest(self.get_model(), dtype, device),
             "draft": model_digest(self.get_draft_model(), dtype, device),
         }
+
+    def paceline_target_digest(self) -> Answer:
+        """Of this rank's share. All ranks have to be asked at once: they compute together."""
+        return {"digest": quick_digest(self.get_model(), self.model_config.dtype, self.device)}
+
+    def paceline_give_up(self) -> None:
+        """End this process, and the engine with it: its ranks compute with different weights."""
+        logger.critical("the ranks of this engine cannot be brought to one target; it ends and starts anew")
+        logging.shutdown()
+        os._exit(EXIT_UNKNOWN_WEIGHTS)
 
     def _swap(self, kind: str, version: int) -> None:
         """The three official calls in one RPC."""
@@ -168,6 +192,11 @@ class PacelineWorker(_Base):
         stage = Stage(loader)
         loader.reference = stage.load_now(active)
         engine.attach(DRAFT, stage, active)
+        config = parts_config()
+        target_loader = TargetLoader(TargetStore(config.state_dir), self._spec, config.target_dir)
+        # Nothing is read before a first version is staged: most systems never change their target.
+        engine.attach(TARGET, Stage(target_loader, kind=TARGET, max_held=MAX_HELD), BASE_VERSION)
+        engine.draft = self.get_draft_model()
         self._weights = engine
 
 

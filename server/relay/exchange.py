@@ -31,6 +31,17 @@ def with_xargs(fields: Fields, xargs: Fields) -> Raw:
     return Raw(msgspec.json.encode(_xargs_decoder.decode(fields.get("vllm_xargs", b"{}")) | xargs))
 
 
+def versioned_salt(target_version: int | None, rest: str) -> str:
+    """KV of different salts is never shared, so neither is that of two targets."""
+    return f"target-{target_version}:{rest}"
+
+
+def salted_for(fields: Fields, engine: Engine) -> Raw:
+    """The versioned salt of these fields, of the target that `engine` computes with."""
+    _, _, rest = msgspec.json.decode(fields["cache_salt"], type=str).partition(":")
+    return Raw(msgspec.json.encode(versioned_salt(engine.target_version, rest)))
+
+
 def tells_of_death(status: int, body: bytes | None) -> bool:
     """Whether an engine's answer says that its core is gone, or that it was told to stop and gave the answer up."""
     if body is None:

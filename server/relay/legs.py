@@ -16,8 +16,19 @@ import aiohttp
 
 from server.fleet import Engine
 from server.metrics import Metrics
+from server.paths import GENERATE_PATH
 from server.relay.breaker import Visit
-from server.relay.exchange import FULL_REPORT, Exchange, Head, Leg, Trip, engine_died, tells_of_death, with_xargs
+from server.relay.exchange import (
+    FULL_REPORT,
+    Exchange,
+    Head,
+    Leg,
+    Trip,
+    engine_died,
+    salted_for,
+    tells_of_death,
+    with_xargs,
+)
 from server.relay.prefill import CONNECTION_ERRORS, CannotHandOver, Lease, PrefillFailed, PrefillLegs, PrefillRefused
 
 if TYPE_CHECKING:
@@ -111,7 +122,9 @@ class Legs:
         """The head of an engine's answer, on a fresh connection where a pooled one turned out closed."""
         method, url, headers = exchange.method, engine.client.base_url + leg.path, exchange.upstream_headers()
         changes = {} if lease is None else {"kv_transfer_params": lease.params}
-        if leg.fields is not None and self._wants_full_report(engine):
+        if leg.path == GENERATE_PATH and leg.fields is not None:
+            changes["cache_salt"] = salted_for(leg.fields, engine)
+        elif leg.fields is not None and self._wants_full_report(engine):
             changes["vllm_xargs"] = with_xargs(leg.fields, FULL_REPORT)
         body = leg.body(**changes)
         try:

@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
-from server.paths import COMPLETIONS_PATH
+from server.paths import COMPLETIONS_PATH, GENERATE_PATH
 from server.relay.breaker import Visit
 from server.relay.exchange import FULL_REPORT, Exchange, Fields, Leg, tells_of_death, with_xargs
 
@@ -125,7 +125,8 @@ class PrefillLegs:
     async def run(self, exchange: Exchange, leg: Leg, engine: Engine, decode_engine: Engine) -> Lease:
         """Raises PrefillFailed or PrefillRefused."""
         assert leg.fields is not None
-        reason = why_not_handed_over(leg.fields)
+        # A rollout's answer names the target of its tokens; its KV comes from nowhere else.
+        reason = "rollouts are prefilled where they run" if leg.path == GENERATE_PATH else why_not_handed_over(leg.fields)
         if reason:
             raise CannotHandOver(reason)
         # Before anything else can run: the engine is counted, and tried if it is on trial, as of the choice that fell on it.
@@ -135,13 +136,19 @@ class PrefillLegs:
         running = asyncio.ensure_future(self._run(exchange, leg.path, leg.fields, engine, visit))
         running.add_done_callback(lambda _: stack.close())
         try:
-            return await engine.unless_lost(asyncio.shield(running))
+            lease = await engine.unless_lost(asyncio.shield(running))
         except EngineLost as error:
             self._abandon_soon(running, decode_engine)
             raise PrefillFailed(f"engine {engine.id} hangs", is_death=True) from error
         except asyncio.CancelledError:
             self._abandon_soon(running, decode_engine)
             raise
+        if engine.is_changing or decode_engine.is_changing or engine.target_version != decode_engine.target_version:
+            # Which of the two targets computed it, nobody can tell for certain. Held no longer than it must be: the engine cannot
+            # change before it is gone.
+            self._release_soon(lease, decode_engine)
+            raise PrefillFailed(f"the target of engine {engine.id} changes")
+        return lease
 
     async def _run(self, exchange: Exchange, path: str, fields: Fields, engine: Engine, visit: Visit) -> Lease:
         asked = prefill_body(fields, FULL_REPORT if self._wants_full_report(engine) else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from server.fleet import Fleet
-from server.paths import CHAT_PATH, COMPLETIONS_PATH
+from server.paths import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 from server.relay.exchange import Exchange
 from server.relay.resumable import why_not_resumable
 from server.relay.stream import PlainStream, ResumableStream, Stream
@@ -29,6 +29,8 @@ class Resumption:
     def open(self, exchange: Exchange) -> Stream:
         """Streams that cannot go on pass byte for byte; only the others carry what going on takes."""
         fields = exchange.fields
+        if exchange.path == GENERATE_PATH:
+            return PlainStream(exchange, "whoever makes rollouts goes on with them")
         if (
             fields is None
             or exchange.path not in (CHAT_PATH, COMPLETIONS_PATH)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 from tokenizers import Tokenizer
 
-from server.paths import CHAT_PATH, COMPLETIONS_PATH
+from server.paths import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 from server.routing.conversation import NotText, read_conversation
 from wire.chat_template import ChatTemplate, TemplateRefusal, read_special_tokens
 
@@ -36,6 +36,7 @@ _SESSION_CHARS = 256
 _SESSION_TOKENS = 64
 """A completion's session is named by its beginning: a conversation's later prompts begin with its first."""
 
+_CONTENT_FIELDS = {CHAT_PATH: "messages", COMPLETIONS_PATH: "prompt", GENERATE_PATH: "token_ids"}
 _REASONS_TO_LEAVE_IT = {
     "tools": "tools",
     "functions": "tools",
@@ -116,7 +117,7 @@ class Prompts:
     def _read(self, path: str, fields: Mapping[str, Raw], session: str | None) -> Prompt:
         try:
             salt = _value(fields, "cache_salt")
-            content = _value(fields, "messages" if path == CHAT_PATH else "prompt")
+            content = _value(fields, _CONTENT_FIELDS.get(path, "prompt"))
         except _Unknown as unknown:
             return Prompt(session=session, reason=str(unknown))
         salt = salt if isinstance(salt, str) and salt else None
@@ -136,6 +137,8 @@ class Prompts:
                 raise _Unknown(reason)
         if path == CHAT_PATH:
             return self._encode(self._chat_text(fields, content), special=_flag(fields, "add_special_tokens", False))
+        if path == GENERATE_PATH:
+            return _token_ids(content)
         if path != COMPLETIONS_PATH:
             raise _Unknown("other_route")
         if isinstance(content, list) and len(content) == 1 and isinstance(content[0], str | list):

@@ -1,10 +1,10 @@
-"""A worker for tests: fails half-way through loading a draft when asked to, keeps the draft's last logits, counts its forwards,
+"""A worker for tests: fails half-way through loading a model when asked to, keeps the draft's last logits, counts its forwards,
 takes other targets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,20 @@ kv_store_dfkv.ANSWER_S = float(os.environ.get("PROBE_DFKV_ANSWER_S", kv_store_df
 class ProbeCpuWorker(PacelineCpuWorker):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         super().load_model(load_dummy_weights=load_dummy_weights)
-        self._fails_next_load = False
+        self._failing: set[str] = set()
+        """Models whose next load fails half-way."""
         self._draft_logits: list[torch.Tensor] = []
-        draft = self.get_draft_model()
-        load_weights, compute_logits = draft.load_weights, draft.compute_logits
-
-        def load_half(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
-            if not self._fails_next_load:
-                return load_weights(weights)
-            self._fails_next_load = False
-            listed = list(weights)
-            load_weights(iter(listed[: len(listed) // 2]))
-            raise RuntimeError("injected fault half-way through the load")
+        draft, target = self.get_draft_model(), self.get_model()
+        draft.load_weights = self._load_half(draft.load_weights, "draft")
+        target.load_weights = self._load_half(target.load_weights, "target")
+        compute_logits = draft.compute_logits
 
         def keep_logits(hidden_states: torch.Tensor) -> torch.Tensor:
             logits = compute_logits(hidden_states)
             self._draft_logits.append(logits[0].clone())
             return logits
 
-        draft.load_weights, draft.compute_logits = load_half, keep_logits
+        draft.compute_logits = keep_logits
         self._draft_work = {"forwards": 0, "rows": 0, "questions": 0}
         forward = draft.forward
 
@@ -52,14 +47,33 @@ class ProbeCpuWorker(PacelineCpuWorker):
         draft.forward = count_forward
 
     def probe_update_target(self, version: int, directory: str) -> None:
-        """Put other target weights under the engine, as a target update will: no salt, no checks, no way back."""
-        stage = Stage(lambda _: read_weights(Path(directory)))
-        stage.load_now(version)
+        """Put other target weights under the engine, whatever it runs: no pause, no checks, no way back."""
+        stage, theirs = Stage(lambda _: read_weights(Path(directory))), self._weights.stages[TARGET]
+        for held in (self._weights.versions[TARGET], version):
+            stage.load_now(held)
         self._weights.stages[TARGET] = stage
-        self._swap(TARGET, version)
+        try:
+            self._swap(TARGET, version)
+        finally:
+            self._weights.stages[TARGET] = theirs
+
+    def _load_half(self, load_weights: Callable[..., Any], model: str) -> Callable[..., Any]:
+        def load(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            if model not in self._failing:
+                return load_weights(weights)
+            self._failing.remove(model)
+            listed = list(weights)
+            load_weights(iter(listed[: len(listed) // 2]))
+            raise RuntimeError("injected fault half-way through the load")
+
+        return load
 
     def probe_fail_next_load(self) -> bool:
-        self._fails_next_load = True
+        self._failing.add("draft")
+        return True
+
+    def probe_fail_next_target_load(self) -> bool:
+        self._failing.add("target")
         return True
 
     def take_draft_token_ids(self) -> Any:

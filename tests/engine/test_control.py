@@ -10,7 +10,15 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from server.engine.control import EngineControl, _BadRequest
-from wire.control import DepthRequest
+from wire.control import DepthRequest, GenerateAbilities
+
+ABILITIES = GenerateAbilities(
+    serves_tokens=False,
+    logprobs_mode="raw_logprobs",
+    scheduling_policy="fcfs",
+    returns_sampling_mask=False,
+    rejection_sample_method="standard",
+)
 
 
 def control_over(error: Exception) -> EngineControl:
@@ -21,7 +29,8 @@ def control_over(error: Exception) -> EngineControl:
 
     model = SimpleNamespace(get_diff_sampling_param=dict, generation_config="auto", override_generation_config={})
     core = SimpleNamespace(call_utility_async=refuse)
-    return EngineControl(SimpleNamespace(vllm_config=SimpleNamespace(model_config=model), engine_core=core, errored=True))
+    client = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model), engine_core=core, errored=True)
+    return EngineControl(client, ABILITIES)
 
 
 @pytest.mark.parametrize(

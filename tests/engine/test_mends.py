@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from live_engine import LiveEngine
-from safetensors.torch import load_file, save_file
+from targets import greedy, make_moved
 from transformers import AutoModelForCausalLM
 
 from server.engine import mends
@@ -111,17 +111,7 @@ def test_the_stock_top_k_still_fails_on_no_rows() -> None:
 
 def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_target: Path, tmp_path: Path) -> None:
     """Greedy text after the update equals a plain forward of the new weights, and after the way back that of the old."""
-    weights = load_file(tiny_target / "model.safetensors")
-    generator = torch.Generator().manual_seed(5)
-    moved = {
-        name: tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else tensor
-        for name, tensor in weights.items()
-    }
-    new_target = tmp_path / "new"
-    new_target.mkdir()
-    save_file(moved, new_target / "model.safetensors", metadata={"format": "pt"})
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (new_target / name).write_bytes((tiny_target / name).read_bytes())
+    new_target = make_moved(tiny_target, tmp_path / "new", seed=5)
     digest = tiny_engine.ok("/paceline/digest")["target"]
     ids = tiny_engine.complete(PROMPT).prompt_ids
     try:
@@ -133,13 +123,6 @@ def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_tar
         tiny_engine.rpc("probe_update_target", 0, str(tiny_target))
     assert tiny_engine.ok("/paceline/digest")["target"] == digest
     assert greedy(new_target, ids, 16) != greedy(tiny_target, ids, 16)
-
-
-@torch.inference_mode()
-def greedy(target: Path, ids: list[int], num_tokens: int) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    output = model.generate(torch.tensor([ids]), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
-    return output[0, len(ids) :].tolist()
 
 
 def test_the_mended_expansion_repeats_each_value_for_its_tokens() -> None:

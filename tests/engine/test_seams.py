@@ -17,6 +17,7 @@ from server.engine import mends, pin, requests, runner_v1, runner_v2
 from server.engine.depth import UTILITY
 from server.engine.draft_backlog import DraftBacklog
 from server.engine.plugin import WEIGHT_BACKEND, register
+from server.generate import GenerateSampling
 
 VLLM = Path(vllm.__file__).parent
 SEAMS = (Path(server.engine.__file__).parent / "SEAMS.md").read_text()
@@ -108,6 +109,31 @@ def test_the_weight_transfer_base_class_is_the_one_we_extend() -> None:
     register()
     register()
     assert WEIGHT_BACKEND in WeightTransferEngineFactory._registry
+
+
+def test_the_engine_client_pauses_labels_and_resumes_as_we_ask() -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.core import EngineCore
+
+    assert parameters(AsyncLLM.pause_generation) == ["self", "mode", "clear_cache"]
+    assert parameters(AsyncLLM.resume_generation) == ["self"]
+    assert parameters(AsyncLLM.update_weight_version) == ["self", "new_version"]
+    assert "self._reset_caches()" in inspect.getsource(EngineCore._finish_pause)
+    defaults = inspect.signature(EngineCore._reset_caches).parameters
+    assert (defaults["reset_running_requests"].default, defaults["reset_connector"].default) == (True, True)
+
+
+def test_the_settings_rollouts_depend_on_are_where_we_read_them() -> None:
+    from vllm.config import ModelConfig, SchedulerConfig, SpeculativeConfig
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    from vllm.sampling_params import SamplingParams
+
+    assert {"logprobs_mode", "return_sampling_mask"} <= set(ModelConfig.__dataclass_fields__)
+    assert "policy" in SchedulerConfig.__dataclass_fields__
+    assert "rejection_sample_method" in SpeculativeConfig.__dataclass_fields__
+    assert {"enable_scale_out", "tokens_only"} <= set(FrontendArgs.__dataclass_fields__)
+    ours = {field.name for field in msgspec.structs.fields(GenerateSampling)}
+    assert ours | {"detokenize", "extra_args"} <= set(SamplingParams.__struct_fields__)
 
 
 def test_workers_have_the_update_calls_we_make_in_one_rpc() -> None:

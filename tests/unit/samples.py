@@ -1,4 +1,4 @@
-"""A draft and what it was trained on, as small as they come, for the tests of whoever handles them."""
+"""A draft, what it was trained on and a version of the target, as small as they come, for the tests of whoever handles them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from wire.artifact import CONFIG_FILE, WEIGHTS_FILE, DraftManifest, GateReport, write_manifest
 from wire.spec import SCHEMA_VERSION, CaptureSpec, file_sha256
+from wire.target import TargetCanary, TargetManifest
 
 SPEC = CaptureSpec(
     target_id="tiny",
@@ -42,5 +43,34 @@ def fill(
         created_at_s=0.0,
         sha256={name: file_sha256(directory / name) for name in (WEIGHTS_FILE, CONFIG_FILE)},
         gate=gate,
+    )
+    write_manifest(directory, manifest)
+
+
+CANARY = TargetCanary(token_ids=(5, 6, 7), logprobs=(-1.0, -2.0), max_mean_error=0.01)
+
+
+def fill_target(
+    directory: Path,
+    version: int,
+    *,
+    parent: int | None = 0,
+    spec: CaptureSpec = SPEC,
+    canary: TargetCanary = CANARY,
+    has_weights: bool = False,
+) -> None:
+    """Write a version of the target, as `TargetStore.publish` asks for; its weights are no tensors unless they are there already."""
+    if not has_weights:
+        (directory / WEIGHTS_FILE).write_bytes(b"target weights of %d" % version)
+    manifest = TargetManifest(
+        schema_version=SCHEMA_VERSION,
+        version=version,
+        parent=parent,
+        created_at_s=0.0,
+        sha256={WEIGHTS_FILE: file_sha256(directory / WEIGHTS_FILE)},
+        target_id=spec.target_id,
+        base_revision=spec.target_revision,
+        tokenizer_sha256=spec.tokenizer_sha256,
+        canary=canary,
     )
     write_manifest(directory, manifest)

@@ -63,6 +63,14 @@ def test_an_engine_is_stock_vllm_with_our_parts_named() -> None:
     assert (option(engine, "--block-size"), option(engine, "--max-model-len")) == ("32", "2048")
 
 
+def test_engines_serve_rollouts_only_where_they_are_enabled() -> None:
+    flags = ("--enable-scale-out", "--logprobs-mode", "--scheduling-policy")
+    assert not [flag for flag in flags if flag in process(plan(), "engine-0").argv]
+    engine = process(plan("rollouts.enabled=true"), "engine-0")
+    assert "--enable-scale-out" in engine.argv
+    assert [option(engine, flag) for flag in flags[1:]] == ["processed_logprobs", "priority"]
+
+
 def test_an_engine_computes_on_its_own_core_with_intel_openmp() -> None:
     env = process(plan(), "engine-0").env
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0"

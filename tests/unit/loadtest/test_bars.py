@@ -25,7 +25,7 @@ from loadtest.client import StreamResult
 from loadtest.statistics import CommitGaps
 from loadtest.system import SystemUnderTestError, without_options
 from loadtest.traffic import Prompt
-from wire.artifact import WEIGHTS_FILE, verify_artifact
+from wire.artifact import WEIGHTS_FILE, DraftManifest, verify_artifact
 from wire.errors import ArtifactError
 from wire.spec import file_sha256
 from wire.store import DraftStore
@@ -182,7 +182,7 @@ def test_spoiled_drafts_leave_the_good_one_alone(store: DraftStore) -> None:
 def test_some_spoiled_drafts_pass_the_checksums_and_are_wrong_inside(store: DraftStore) -> None:
     made = spoiled.make_all(store.root, good=0)
     for name in ("wrong shape", "NaN", "truncated", "missing tensor", "wrong target"):
-        verify_artifact(store.directory(made[name]))
+        verify_artifact(store.directory(made[name]), DraftManifest)
     assert load_file(store.directory(made["wrong shape"]) / WEIGHTS_FILE)["fc.weight"].shape == (8, 4)
     assert np.isnan(load_file(store.directory(made["NaN"]) / WEIGHTS_FILE)["fc.weight"]).sum() == 1
     assert "fc.weight" not in load_file(store.directory(made["missing tensor"]) / WEIGHTS_FILE)

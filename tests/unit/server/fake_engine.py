@@ -21,11 +21,13 @@ from fake_model import FakeModel
 
 from loadtest.stand_in import MAX_REQUESTS, NUM_SPECULATIVE_TOKENS, EngineStandIn
 from server.config import EngineEndpoint, PoolKind
+from wire.artifact import WEIGHTS_FILE
 from wire.control import AnswerLimits, EngineStatus, KvLayout
 from wire.errors import ArtifactError
 from wire.messages import TOPIC_STATS, encode
 from wire.spec import SCHEMA_VERSION, CaptureSpec
 from wire.store import DraftStore
+from wire.target import TargetStore
 
 TOKEN = "engine-token"
 DEATH = (
@@ -96,6 +98,18 @@ class FakeEngine(EngineStandIn):
         self.refuse_stage: dict[int, str] = {}
         self.refuse_commit: dict[int, str] = {}
         self.hang_commit = False
+        self.targets = TargetStore(state_dir)
+        self.refuse_target_stage: dict[int, str] = {}
+        self.refuse_target_commit: dict[int, str] = {}
+        self.fails_to_go_back = False
+        self.hang_target_commit = False
+        self.target_gate: asyncio.Event | None = None
+        """Where set, a commit of a target waits for it, everything else goes on."""
+        self.scores: dict[int, tuple[float, ...]] = {}
+        """What it says of a canary, by the target it computes with; the manifest's own numbers where nothing is said."""
+        self.scored_bodies: list[dict[str, Any]] = []
+        self.read_sha256: dict[int, str] = {}
+        """Checksums of the weights it took, where they are not the artifact's."""
         self.refuses_depth = False
         self.stage_gate: asyncio.Event | None = None
         self.health_gate: asyncio.Event | None = None
@@ -141,6 +155,8 @@ class FakeEngine(EngineStandIn):
         self.epoch = uuid.uuid4().hex
         self.draft_version = draft_version
         self.staged.clear()
+        self.staged_targets.clear()
+        self.target_version = 0
         self.acceptance = []
         self.step_times = []
         self.depths = [NUM_SPECULATIVE_TOKENS] * MAX_REQUESTS
@@ -184,8 +200,10 @@ class FakeEngine(EngineStandIn):
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def on_completion(self, request: web.Request) -> web.StreamResponse:
-        self.headers.append(request.headers)
         body = json.loads(await request.read())
+        if "prompt_logprobs" in body:
+            return self._score(body)
+        self.headers.append(request.headers)
         self.bodies.append(body)
         if self.drop_connections:
             assert request.transport is not None
@@ -294,6 +312,54 @@ class FakeEngine(EngineStandIn):
         if version not in self.staged:
             return _error(404, f"draft {version} is not staged", "not_staged")
         return await super().on_commit(request)
+
+    async def on_stage_target(self, request: web.Request) -> web.Response:
+        version = (await request.json())["version"]
+        self._note(request, f"stage target {version}")
+        if version in self.refuse_target_stage:
+            return _error(422, self.refuse_target_stage[version], "bad_artifact")
+        try:
+            if version:
+                self.targets.verify(version)
+        except ArtifactError as error:
+            return _error(422, str(error), error.code)
+        return await super().on_stage_target(request)
+
+    async def on_commit_target(self, request: web.Request) -> web.Response:
+        """As an engine: not while KV is held for another one, whose blocks could not be dropped."""
+        body = await request.json()
+        version, expected, deadline_s = body["version"], body["expected_active"], body["deadline_s"]
+        self._note(request, f"commit target {version}")
+        if self.hang_target_commit:
+            await asyncio.sleep(60)
+        if self.target_gate is not None:
+            await self.target_gate.wait()
+        if version in self.refuse_target_commit:
+            return _error(409, self.refuse_target_commit[version], "target_refused")
+        if self.fails_to_go_back and version < self.target_version:
+            return _error(500, "the engine core died", "engine_error")
+        if expected != self.target_version:
+            return _error(409, f"active is {self.target_version}, expected {expected}", "stale_expected_active")
+        if version not in self.staged_targets:
+            return _error(409, f"target {version} is not staged", "swap_refused")
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.leases:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return _error(409, "its KV could not be dropped", "target_refused")
+        return await super().on_commit_target(request)
+
+    def weights_sha256(self, version: int) -> str:
+        artifact = self.targets.manifest(version).sha256[WEIGHTS_FILE] if version else ""
+        return self.read_sha256.get(version, artifact)
+
+    def _score(self, body: dict[str, Any]) -> web.Response:
+        self.scored_bodies.append(body)
+        version = self.target_version
+        logprobs = self.scores.get(version, self.targets.manifest(version).canary.logprobs if version else ())
+        entries = [{str(token): {"logprob": value}} for token, value in zip(body["prompt"][1:], logprobs, strict=False)]
+        return web.json_response({"choices": [{"text": "", "prompt_logprobs": [None, *entries]}]})
 
     async def on_capture(self, request: web.Request) -> web.Response:
         self._note(request, "capture")

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 from fake_engine import TOKEN, FakeEngine
-from samples import SPEC, fill
+from samples import SPEC, fill, fill_target
 from waiting import DEADLINE_S
 
 from server.config import (
@@ -31,6 +31,7 @@ from wire.artifact import GateReport
 from wire.messages import AcceptanceCount
 from wire.spec import CaptureSpec
 from wire.store import DraftStore
+from wire.target import TargetStore
 
 OPERATOR_TOKEN = "operator-token"
 ACCEPTED = GateReport(
@@ -45,6 +46,11 @@ def publish(state_dir: Path, *, gate: GateReport | None = ACCEPTED, spec: Captur
     """Add one artifact to the store."""
 
     return DraftStore(state_dir).publish(partial(fill, gate=gate, spec=spec, parent=parent))
+
+
+def publish_target(state_dir: Path, **options: Any) -> int:
+    """Add a version of the target to the store."""
+    return TargetStore(state_dir).publish(partial(fill_target, **options))
 
 
 @dataclass
@@ -98,6 +104,14 @@ class GatewayRig:
         headers = {} if key is None else {"Idempotency-Key": key}
         body = {"expected_active": expected, "force": force}
         return await self.admin("POST", f"/admin/drafts/{version}/activate", json=body, headers=headers)
+
+    async def activate_target(self, version: int | str, expected: int, *, key: str | None = None, **fields: Any) -> Reply:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        body = {"expected_active": expected, **fields}
+        return await self.admin("POST", f"/admin/targets/{version}/activate", json=body, headers=headers)
+
+    async def roll_back_target(self, expected: int) -> Reply:
+        return await self.admin("POST", "/admin/targets/rollback", json={"expected_active": expected})
 
     async def status(self) -> Any:
         return (await self.admin("GET", "/admin/status")).json

@@ -16,7 +16,7 @@ from server.history import DomainSpan, EngineLoad, GateDecision, LearnerPoint, S
 from server.latency import Latencies
 from server.routing.cost import LocalCost, RemoteCost
 from server.routing.router import Decision
-from wire.artifact import GateReport, read_manifest, write_manifest
+from wire.artifact import DraftManifest, GateReport, read_manifest, write_manifest
 from wire.control import CommitReport, LearnerReport, SwapReport
 from wire.store import DraftStore
 
@@ -90,7 +90,7 @@ async def stage_scene(rig: GatewayRig, *, last_name: str = HOSTILE) -> None:
 def _publish(rig: GatewayRig, made_at_s: float, report: GateReport) -> None:
     def write(directory: Path, version: int) -> None:
         fill(directory, version, gate=report)
-        write_manifest(directory, msgspec.structs.replace(read_manifest(directory), created_at_s=made_at_s))
+        write_manifest(directory, msgspec.structs.replace(read_manifest(directory, DraftManifest), created_at_s=made_at_s))
 
     DraftStore(rig.state_dir).publish(write)
 

@@ -121,7 +121,7 @@ def test_learner_of_another_release_or_garbage_is_refused(tmp_path: Path) -> Non
 def test_silent_learner_is_not_alive() -> None:
     now = [100.0]
     link = LearnerLink(clock=lambda: now[0])
-    link.receive(REPORT, 0)
+    link.receive(REPORT, 0, 0)
     assert link.view().alive
     now[0] += 60
     assert (link.view().alive, link.view().age_s) == (False, 60.0)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_rig import GatewayRig, Reply, eventually, run, running
+from gateway_rig import GatewayRig, Reply, eventually, publish_target, run, running
 from kv_publisher import KvPublisher, removed, stored
 
 
@@ -118,5 +118,22 @@ def test_another_target_in_the_same_process_empties_the_index_and_events_go_on(t
             await publisher.publish(stored([3], None, list(range(16)), 16))
             await eventually(lambda: index.num_held("engine-0") == 1)
             assert not await rig.metric('paceline_kv_event_gaps_total{engine="engine-0"}'), "numbers do not begin anew"
+
+    run(scenario())
+
+
+def test_a_change_of_the_target_empties_the_index_and_events_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with publishing(tmp_path, num_engines=2) as (rig, publisher):
+            index = rig.gateway.kv_index
+            await publisher.publish(stored([1, 2], None, list(range(32)), 16))
+            await eventually(lambda: index.num_held("engine-0") == 2)
+            version = publish_target(tmp_path)
+            assert (await rig.activate_target(version, 0)).status == 200
+            assert index.num_held("engine-0") == 0
+            await publisher.publish(stored([3], None, list(range(16)), 16))
+            await eventually(lambda: index.num_held("engine-0") == 1)
+            assert (await rig.roll_back_target(version)).status == 200
+            assert index.num_held("engine-0") == 0
 
     run(scenario())
