@@ -149,6 +149,10 @@ class LiveEngine:
         """What worker 0 answers to a method of its class."""
         return self.ok("/test/rpc", {"method": method, "args": list(args)})[0]
 
+    def core(self, method: str, *args: Any) -> Any:
+        """What the engine core answers to a method of its class."""
+        return self.ok("/test/core", {"method": method, "args": list(args)})
+
     def complete(self, prompt: str | list[int], **options: Any) -> Completion:
         """One completion of 32 greedy tokens unless `options` say otherwise."""
         body = {
@@ -267,7 +271,7 @@ def start_engine(
     environment = os.environ | {
         "PACELINE_ENGINE_CONFIG": parts.model_dump_json(),
         "PACELINE_ENGINE_TOKEN": TOKEN,
-        "VLLM_PLUGINS": "paceline,paceline_control,engine_test_rpc",
+        "VLLM_PLUGINS": "paceline,paceline_control,engine_test_rpc,engine_test_core",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": str(core),

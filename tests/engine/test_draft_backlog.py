@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from live_engine import Completion, LiveEngine
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from waiting import wait_until
 
 from server.engine.draft_backlog import MAX_STEPS, DraftBacklog
 
@@ -37,21 +35,13 @@ def agreement(engine: LiveEngine, completions: list[Completion], reference: list
     return equal, compared
 
 
-def num_captured_rows(engine: LiveEngine) -> int:
-    return sum(span.num_rows for item in list(engine.listener.captured) for span in item.message.spans)
-
-
 def after_a_pause(engine: LiveEngine, prompts: list[str], salt: str, num_rows: int) -> list[Completion]:
     """Completions begun at K = 0, which becomes 3 once so many of their rows are computed."""
     engine.settle()
     try:
-        with ThreadPoolExecutor(1) as pool:
-            engine.set_depth(0)
-            until = num_captured_rows(engine) + num_rows
-            running = pool.submit(engine.complete_all, prompts, max_tokens=150, cache_salt=salt)
-            wait_until(lambda: num_captured_rows(engine) >= until)
-            engine.set_depth(3)
-            return running.result()
+        engine.set_depth(0)
+        engine.core("probe_set_depth_after", 3, num_rows)
+        return engine.complete_all(prompts, max_tokens=150, cache_salt=salt)
     finally:
         engine.set_depth(3)
 
