@@ -40,7 +40,7 @@ class HeldStep(NamedTuple):
 
 
 class DraftBacklog:
-    """Shadows `execute_model` and `propose_draft_token_ids` of one V1 runner."""
+    """Shadows `execute_model` and `propose_draft_token_ids` of one V1 runner on a CPU."""
 
     def __init__(self, runner: GPUModelRunner) -> None:
         self._runner = runner
@@ -57,11 +57,15 @@ class DraftBacklog:
 
     @staticmethod
     def suits(runner: Any) -> bool:
-        """Whether this runner's draft takes one row for each of the target's, in a forward that no other process waits for."""
+        """Whether this runner's draft takes one row for each of the target's, in a forward that no other process waits for.
+
+        On a GPU it stays as vLLM has it: there every step would wait for the device to tell what may be put off.
+        """
         if not isinstance(runner, GPUModelRunner) or runner.speculative_config is None:
             return False
         return (
-            runner.speculative_config.method == "eagle3"
+            runner.device.type == "cpu"
+            and runner.speculative_config.method == "eagle3"
             and runner.use_aux_hidden_state_outputs
             and not runner.use_async_scheduling
             and not runner.speculative_config.disable_padded_drafter_batch

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -216,6 +218,39 @@ def test_the_draft_runs_at_depth_zero_as_the_backlog_puts_it_off() -> None:
     drafter = inspect.getsource(SpecDecodeBaseProposer)
     for attribute in ("self.needs_extra_input_slots", "self.uses_mrope", "self.max_num_tokens"):
         assert attribute in drafter, attribute
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_put_off"),
+    [
+        ({}, True),
+        ({"device": torch.device("cuda")}, False),
+        ({"use_async_scheduling": True}, False),
+        ({"use_aux_hidden_state_outputs": False}, False),
+        ({"uses_mrope": True}, False),
+        ({"speculative_config": None}, False),
+        ({"speculative_config": SimpleNamespace(method="eagle", disable_padded_drafter_batch=False)}, False),
+        ({"speculative_config": SimpleNamespace(method="eagle3", disable_padded_drafter_batch=True)}, False),
+        ({"drafter": SimpleNamespace(needs_extra_input_slots=True, uses_mrope=False)}, False),
+        ({"drafter": SimpleNamespace(needs_extra_input_slots=False, uses_mrope=True)}, False),
+        ({"parallel_config": SimpleNamespace(data_parallel_size=2)}, False),
+    ],
+)
+def test_the_draft_is_put_off_on_the_runner_it_was_written_for_only(changes: dict[str, Any], is_put_off: bool) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    runner = GPUModelRunner.__new__(GPUModelRunner)
+    vars(runner).update(
+        device=torch.device("cpu"),
+        speculative_config=SimpleNamespace(method="eagle3", disable_padded_drafter_batch=False),
+        use_aux_hidden_state_outputs=True,
+        use_async_scheduling=False,
+        uses_mrope=False,
+        drafter=SimpleNamespace(needs_extra_input_slots=False, uses_mrope=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+    )
+    vars(runner).update(changes)
+    assert DraftBacklog.suits(runner) is is_put_off
 
 
 def test_the_core_asks_for_proposals_where_its_flag_says_so() -> None:
