@@ -72,6 +72,13 @@ class TargetChange:
         try:
             paused_s = time.perf_counter()
             answers, digest = await self._apply(request, deadline_s)
+        except (TargetRefused, EngineError, EngineDeadError):
+            raise
+        except Exception as error:
+            # As which vLLM answers whatever a worker raised. With what each of them computes now nobody can tell.
+            logger.critical("target %d was half committed, this engine ends: %s", request.version, error)
+            await self._ask("paceline_give_up")
+            raise EngineError(f"target {request.version} was half committed ({error}); the engine ends and starts anew") from error
         finally:
             await self._unless_dead(self._core.resume_generation())
         if any("error" in answer for answer in answers):

@@ -30,6 +30,8 @@ class FakeCore:
         self.fails_to_label: set[str] = set()
         self.apply_s = 0.0
         self.files = ["sum", "sum"]
+        self.raising: set[str] = set()
+        """Methods that raise on a worker, after they have done what they do."""
         self.has_ended = False
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
@@ -60,9 +62,16 @@ class FakeCore:
         self.calls.append(" ".join([method.removeprefix("paceline_"), *map(str, args)]))
         if method == "paceline_target_digest":
             assert len(set(self.versions)) == 1, "all ranks compute together"
+            self._raise(method)
             return [{"digest": f"of {version}"} for version in self.versions]
         await asyncio.sleep(self.apply_s)
-        return [self._commit(worker, *args) for worker in range(2)]
+        answers = [self._commit(worker, *args) for worker in range(2)]
+        self._raise(method)
+        return answers
+
+    def _raise(self, method: str) -> None:
+        if method in self.raising:
+            raise Exception("Call to collective_rpc method failed")  # as vLLM's client raises what a worker raised
 
     def _commit(self, worker: int, version: int, expected: int) -> dict[str, Any]:
         unwilling = self.refusing if version > self.versions[worker] else self.keeping
@@ -112,6 +121,15 @@ def test_where_a_worker_refuses_none_keeps_the_version(refusing: set[int]) -> No
 def test_where_a_worker_cannot_go_back_the_engine_ends() -> None:
     core = FakeCore()
     core.refusing, core.keeping = {1}, {0}
+    with pytest.raises(EngineError):
+        commit(core)
+    assert core.has_ended
+
+
+@pytest.mark.parametrize("method", ["paceline_commit_target", "paceline_target_digest"])
+def test_where_nobody_can_tell_what_workers_compute_with_the_engine_ends(method: str) -> None:
+    core = FakeCore()
+    core.raising = {method}
     with pytest.raises(EngineError):
         commit(core)
     assert core.has_ended
