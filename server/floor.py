@@ -141,6 +141,13 @@ class FloorWatch:
         """It could not be done."""
         self._not_before_s, self._problem = time.monotonic() + RETRY_S, reason
 
+    def forget(self) -> None:
+        """Begin anew under another target: what drafts did under the one before tells nothing of what they do now."""
+        self._active, self._left = None, None
+        self._not_before_s, self._min_steps = 0.0, self._settings.min_verify_steps
+        self._stint_from = {} if self._floor is None else self._ledger.totals_by_domain(self._floor)
+        self._known_from = self._stint_from
+
     def _follow_versions(self) -> None:
         """Begin anew where another draft serves, or another one is the floor."""
         active, floor = self._drafts.active, self._drafts.floor

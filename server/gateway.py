@@ -258,9 +258,11 @@ class Gateway:
         return recent.acceptance_length if recent is not None and recent.num_verify_steps else None
 
     def _target_changed(self, version: int) -> None:
-        """What drafts did under the target before is no measure of what they do now: a canary would blame its draft for it."""
+        """What drafts did under the target before is no measure of what they do now: a canary would blame its draft for it, and the
+        floor watch would ask of it what the floor did then."""
         self.canary.supersede(f"target {version} was activated")
         self.ledger.forget_recent()
+        self.floor_watch.forget()
 
     def _wants_full_report(self, engine: Engine) -> bool:
         return self.kv_listener is not None and self.kv_listener.wants_full_report(engine.id)

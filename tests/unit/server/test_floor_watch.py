@@ -159,6 +159,28 @@ def test_a_shift_to_a_harder_domain_is_no_loss(tmp_path: Path) -> None:
     assert not world.changes
 
 
+@pytest.mark.parametrize("serving", [FLOOR, LEARNED])
+def test_nothing_is_known_of_the_floor_under_another_target(tmp_path: Path, serving: int) -> None:
+    """All drafts fall with the target they follow. The floor is known again once it has served under the new one."""
+    world = scene(tmp_path)
+    world.serve(100, {FLOOR: 0.6})
+    world.drafts.active = serving
+    world.serve(100, {FLOOR: 0.6, LEARNED: 0.7})
+    world.ledger.forget_recent()
+    world.watch.forget()
+    if serving == FLOOR:
+        world.look()
+        world.drafts.active = LEARNED
+    world.serve(400, {LEARNED: 0.1})
+    assert not world.changes
+    assert world.watch.view.state == "unknown"
+    world.drafts.active = FLOOR
+    world.serve(100, {FLOOR: 0.5})
+    world.drafts.active = LEARNED
+    world.serve(100, {FLOOR: 0.5, LEARNED: 0.1}, until_change=True)
+    assert [change.version for change in world.changes] == [FLOOR]
+
+
 def test_a_harder_kind_of_traffic_under_the_same_name_costs_one_look_at_the_floor(tmp_path: Path) -> None:
     """Both drafts fall. That looks like a loss, the floor comes back, proves worse, and is known by that from then on."""
     world = scene(tmp_path)
