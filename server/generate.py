@@ -35,7 +35,6 @@ class GenerateSampling(Struct, forbid_unknown_fields=True):
     max_tokens: Count
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     n: Count = 1
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
     seed: int | None = None
     stop: list[str] = []
     stop_token_ids: list[TokenId] = []
@@ -45,6 +44,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    min_tokens: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -69,6 +69,8 @@ class GenerateBody(Struct, forbid_unknown_fields=True):
 
 
 _decoder = msgspec.json.Decoder(GenerateBody)
+_NEUTRAL = {"min_p": 0.0, "min_tokens": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""Values that leave the distribution as it is."""
 
 
 class GenerateRoute(ModelRoute):
@@ -104,8 +106,8 @@ def read_generate(body: bytes, *, max_choices: int) -> GenerateBody:
 
 def _refuse_reshaped(sampling: GenerateSampling) -> None:
     """Log-probabilities are of the distribution after the temperature; what changes it further by the text so far, or by what is
-    likely, makes it another than the trainer computes."""
-    for name, neutral in (("min_p", 0.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
+    likely, makes it another than the trainer computes. `min_tokens` takes the end of the answer out of it."""
+    for name, neutral in _NEUTRAL.items():
         value = getattr(sampling, name)
         if value != neutral:
             raise ApiError(

@@ -167,6 +167,7 @@ RESHAPED = {
     "top_p": 0.9,
     "top_k": 20,
     "min_p": 0.1,
+    "min_tokens": 4,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "repetition_penalty": 1.1,
