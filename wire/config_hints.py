@@ -59,7 +59,8 @@ def _paths(model: type[BaseModel]) -> Iterator[str]:
 
 def _takes(table: type[BaseModel], name: str, value: Any) -> bool:
     try:
-        table.model_validate({name: value})
+        # Unless strict, true is a number and a text as well.
+        table.model_validate({name: value}, strict=isinstance(value, bool) or None)
     except ValidationError as error:
         # Others may be missing, and rules over several keys are not this one's.
         return all(problem["loc"] and problem["loc"][0] != name for problem in error.errors())

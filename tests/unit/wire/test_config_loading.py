@@ -101,6 +101,10 @@ def test_a_value_in_the_place_of_a_table_comes_with_the_key_that_takes_it(data: 
     assert f"  {message}" in refusal(data)
 
 
+def test_true_is_taken_for_no_number() -> None:
+    assert "did you mean" not in refusal({"inner": True})
+
+
 def test_every_bad_value_is_listed() -> None:
     with pytest.raises(ConfigError) as caught:
         Outer.build({"inner": {"rate": 2.0}, "count": "many"}, source="x")
