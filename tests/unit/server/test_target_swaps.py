@@ -10,7 +10,7 @@ import pytest
 from gateway_rig import GatewayRig, eventually, publish, publish_target, run, running
 from samples import CANARY, SPEC
 
-from server.config import PoolKind
+from server.config import CanarySettings, PoolKind
 from wire.control import AdminStatus
 from wire.target import TargetStore
 from wire.target_control import TargetList, TargetSwapReport
@@ -366,12 +366,13 @@ def test_a_pointer_that_cannot_be_written_refuses_the_first_change(tmp_path: Pat
     run(scenario())
 
 
-def test_the_learner_is_told_and_no_canary_blames_its_draft(tmp_path: Path) -> None:
+def test_no_canary_and_no_floor_watch_blames_a_draft_for_another_target(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running(tmp_path) as rig:
+        async with running(tmp_path, canary=CanarySettings(check_every_s=0.01)) as rig:
             await rig.count(rig.engine, 0, 400, (300, 200, 100))
             assert (await rig.activate(publish(tmp_path, parent=0), 0)).status == 200
             await rig.count(rig.engine, 1, 10, (8, 6, 4))
+            await eventually(lambda: bool(rig.gateway.floor_watch.view.domains))
             assert (await rig.status())["canary"]["state"] == "watching"
             publish_target(tmp_path)
             report = (await rig.activate_target(1, 0)).json
@@ -379,8 +380,10 @@ def test_the_learner_is_told_and_no_canary_blames_its_draft(tmp_path: Path) -> N
             status = msgspec.convert(await rig.status(), AdminStatus)
             assert (status.canary.state, status.canary.reason) == ("superseded", "target 1 was activated")
             assert status.acceptance is None
+            await eventually(lambda: not rig.gateway.floor_watch.view.domains)
             await rig.count(rig.engine, 1, 400, (10, 0, 0))
-            await asyncio.sleep(0.1)
+            await eventually(lambda: bool(rig.gateway.floor_watch.view.domains))
+            assert rig.gateway.floor_watch.view.state == "unknown"
             assert (await rig.status())["active_version"] == 1
 
     run(scenario())
