@@ -78,7 +78,9 @@ class TargetChange:
             # As which vLLM answers whatever a worker raised. With what each of them computes now nobody can tell.
             logger.critical("target %d was half committed, this engine ends: %s", request.version, error)
             await self._ask("paceline_give_up")
-            raise EngineError(f"target {request.version} was half committed ({error}); the engine ends and starts anew") from error
+            raise EngineError(
+                f"target {request.version} was half committed ({error}); the engine ends and starts anew"
+            ) from error
         finally:
             await self._unless_dead(self._core.resume_generation())
         if any("error" in answer for answer in answers):
