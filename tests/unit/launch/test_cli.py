@@ -35,7 +35,12 @@ def test_a_bad_setting_is_one_clear_message_and_exit_2(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("setting", "meant"),
-    [("routing=kv_aware", "routing.policy"), ("gateway.prt=1", "gateway.port"), ("depth=auto", "depth.mode"), ("learner=false", "learner.enabled")],
+    [
+        ("routing=kv_aware", "routing.policy"),
+        ("gateway.prt=1", "gateway.port"),
+        ("depth=auto", "depth.mode"),
+        ("learner=false", "learner.enabled"),
+    ],
 )
 def test_a_setting_that_is_nearly_right_is_told_what_was_meant(
     capsys: pytest.CaptureFixture[str], setting: str, meant: str
