@@ -97,7 +97,7 @@ class Trainer:
         Raises RolloutError for rollouts that do not fit, before anything has moved.
         """
         batch = make_batch(groups, self.algorithm, max_output_tokens=self.settings.max_output_tokens)
-        self._require_known_tokens(batch)
+        self._require_known(batch)
         found, counts, updates = None, TokenCounts(), []
         if batch.samples:
             minibatches = self._split(len(batch.samples))
@@ -262,13 +262,20 @@ class Trainer:
     def _together(self, found: _Found) -> _Found:
         return _Found(self.ranks.total(found.logprobs_NS), self.ranks.total(found.entropies_NS))
 
-    def _require_known_tokens(self, batch: Batch) -> None:
+    def _require_known(self, batch: Batch) -> None:
+        """Tokens of the vocabulary, and none from rollouts that began after the policy's version."""
         for sample in batch.samples:
-            highest = max(sample.token_ids)
+            who = f"sample {sample.trajectory.sample_index} of group {sample.trajectory.group_id}"
+            highest, oldest = max(sample.token_ids), sample.trajectory.oldest_version
             if highest >= self.policy.vocab_size:
                 raise RolloutError(
-                    f"sample {sample.trajectory.sample_index} of group {sample.trajectory.group_id} has token {highest}, the "
-                    f"policy's vocabulary ends at {self.policy.vocab_size}; its rollouts come from another model"
+                    f"{who} has token {highest}, the policy's vocabulary ends at {self.policy.vocab_size}; its rollouts come from "
+                    "another model"
+                )
+            if oldest > self.version:
+                raise RolloutError(
+                    f"{who} was drawn by target {oldest}, the policy is version {self.version}; give a trainer that went back to "
+                    "a checkpoint the rollouts of its own versions, or its version the number that engines serve"
                 )
 
 

@@ -297,7 +297,12 @@ def test_rollouts_that_do_not_fit_are_refused_before_anything_moves(model_dir):
     group = draw_group(trainer, 6, [1, 2], [3, 3], alternating(), torch.Generator().manual_seed(1))
     greedy = Group(trajectories=tuple(replace(t, temperature=0.0) for t in group.trajectories))
     foreign = [replace(t, turns=(replace(t.turns[0], prompt_token_ids=(1, 999)),)) for t in group.trajectories]
+    trainer.version = 2
+    future = batch_of(trainer, 0)
+    trainer.version = 1
     before = weights_of(trainer)
+    with pytest.raises(RolloutError, match="drawn by target 2, the policy is version 1"):
+        trainer.step(future)
     with pytest.raises(RolloutError, match="temperature 0"):
         trainer.step([greedy])
     with pytest.raises(RolloutError, match="token 999"):
