@@ -20,8 +20,8 @@ from wire.errors import RolloutError
 
 Answer = Sequence[int]
 Feature = tuple[str, int, int]
-_TIE = 1e-9
-"""Relative; sums in another order must not count as a larger difference."""
+_TIE = 1e-12
+"""Of the largest difference there could be; sums in another order must not count as a larger difference."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,16 @@ def same_distribution(
     """
     _require_pairs(on, off)
     generator = np.random.default_rng(seed)
-    observed, shuffled_P = 0.0, np.zeros(num_permutations)
+    observed, largest, shuffled_P = 0.0, 0.0, np.zeros(num_permutations)
     for with_it, without in zip(on, off, strict=True):
         scaled_NF = _scaled_counts([*with_it, *without])
         kernel_NN = scaled_NF @ scaled_NF.T
         signs_N = _signs(len(with_it), len(without))
         observed += float(signs_N @ kernel_NN @ signs_N)
+        largest += float(np.abs(signs_N) @ kernel_NN @ np.abs(signs_N))
         signs_PN = generator.permuted(np.tile(signs_N, (num_permutations, 1)), axis=1)
         shuffled_P += ((signs_PN @ kernel_NN) * signs_PN).sum(-1)
-    return _result(observed, shuffled_P)
+    return _result(observed, largest, shuffled_P)
 
 
 def same_mean(on: Sequence[float], off: Sequence[float], *, seed: int, num_permutations: int = 2000) -> TwoSample:
@@ -60,7 +61,8 @@ def same_mean(on: Sequence[float], off: Sequence[float], *, seed: int, num_permu
     values_N = np.asarray([*on, *off], np.float64)
     signs_N = _signs(len(on), len(off))
     signs_PN = generator.permuted(np.tile(signs_N, (num_permutations, 1)), axis=1)
-    return _result(abs(float(signs_N @ values_N)), np.abs(signs_PN @ values_N))
+    largest = float(np.abs(signs_N) @ np.abs(values_N))
+    return _result(abs(float(signs_N @ values_N)), largest, np.abs(signs_PN @ values_N))
 
 
 def features(answer: Answer) -> list[Feature]:
@@ -86,8 +88,8 @@ def _signs(num_on: int, num_off: int) -> Floats:
     return np.concatenate([np.full(num_on, 1.0 / num_on), np.full(num_off, -1.0 / num_off)])
 
 
-def _result(observed: float, shuffled_P: Floats) -> TwoSample:
-    num_larger = int((shuffled_P >= observed * (1.0 - _TIE)).sum())
+def _result(observed: float, largest: float, shuffled_P: Floats) -> TwoSample:
+    num_larger = int((shuffled_P >= observed - _TIE * largest).sum())
     return TwoSample(observed, (1 + num_larger) / (1 + shuffled_P.size), shuffled_P.size)
 
 

@@ -51,6 +51,12 @@ def test_equal_samples_have_the_largest_p_value() -> None:
     assert same_distribution(on, on, seed=0, num_permutations=100).p_value == 1.0
 
 
+@pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (10, 13), (5, 9), (1, 1)])
+def test_samples_without_any_difference_are_not_told_apart_by_rounding(num_on: int, num_off: int) -> None:
+    assert same_distribution([[[1, 2, 3]] * num_on], [[[1, 2, 3]] * num_off], seed=0, num_permutations=200).p_value == 1.0
+    assert same_mean([1e-6] * num_on, [1e-6] * num_off, seed=0, num_permutations=200).p_value == 1.0
+
+
 def test_means_are_compared_by_shuffling_rollouts() -> None:
     generator = np.random.default_rng(0)
     floor = generator.gamma(2.0, 2e-6, size=60).tolist()
