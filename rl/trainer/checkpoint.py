@@ -48,7 +48,10 @@ class Progress(Struct, frozen=True, kw_only=True, tag="train_progress"):
 
 
 class Checkpoints:
-    """A directory of `<step>.safetensors`, of which the newest `num_kept` are kept. step: batches taken up before it."""
+    """A directory of `<step>.safetensors`, of which the newest `num_kept` are kept. step: batches taken up before it.
+
+    Ones beyond the step that is saved, from before a run went back, do not count and stay until they are written anew.
+    """
 
     def __init__(self, directory: Path, *, num_kept: int) -> None:
         self.directory, self._num_kept = directory, num_kept
@@ -87,7 +90,7 @@ class Checkpoints:
         _write(
             self.path(trainer.num_steps), {name: tensor.contiguous() for name, tensor in tensors.items()} | {_PROGRESS: encoded}
         )
-        for step in self.steps()[: -self._num_kept]:
+        for step in [step for step in self.steps() if step <= trainer.num_steps][: -self._num_kept]:
             self.path(step).unlink()
 
     def restore(self, trainer: Trainer, *, at_most: int | None = None) -> Progress | None:

@@ -26,7 +26,7 @@ class BatchDump(Struct, frozen=True, kw_only=True, tag="batch_dump"):
 
 
 class Dumps:
-    """A directory of `<step>.batch` and `<step>.json`, of which the newest `num_kept` steps are kept."""
+    """A directory of `<step>.batch` and `<step>.json`, of which the newest `num_kept` steps are kept. One process writes."""
 
     def __init__(self, directory: Path, *, num_kept: int) -> None:
         self.directory, self._num_kept = directory, num_kept
@@ -37,13 +37,19 @@ class Dumps:
         return sorted(int(path.stem) for path in paths if path.stem.isdecimal())
 
     def write(self, trainer: Trainer, groups: Sequence[Group]) -> None:
-        """The batch that the trainer is about to learn from. Raises OSError on a full disk."""
+        """The batch that the trainer is about to learn from; what there is of later ones is of steps that a run went back on, and goes.
+
+        Raises OSError on a full disk.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         dump = BatchDump(step=trainer.num_steps, version=trainer.version, groups=tuple(groups))
+        self._report(dump.step).unlink(missing_ok=True)
         _replace(self._batch(dump.step), msgspec.msgpack.encode(dump))
-        for step in self.steps()[: -self._num_kept]:
-            self._batch(step).unlink()
+        steps = self.steps()
+        kept = [step for step in steps if step <= dump.step][-self._num_kept :]
+        for step in set(steps) - set(kept):
             self._report(step).unlink(missing_ok=True)
+            self._batch(step).unlink()
 
     def write_report(self, report: StepReport) -> None:
         _replace(self._report(report.step), msgspec.json.encode(report))
@@ -78,8 +84,8 @@ class Dumps:
 def replay(trainer: Trainer, checkpoints: Checkpoints, dumps: Dumps, step: int) -> StepReport:
     """Make a step again, from the newest checkpoint before it and the batches since. A new trainer of the run's own settings wanted.
 
-    On the machine and with the number of threads and ranks of the run it is the same step to the last bit. Raises TrainerError where
-    a batch is gone that is needed.
+    On the machine and with the number of threads and ranks of the run it is the same step, on CPUs to the last bit. Raises TrainerError
+    where a batch is gone that is needed.
     """
     checkpoints.restore(trainer, at_most=step)
     needed = range(trainer.num_steps, step + 1)
