@@ -74,6 +74,8 @@ class DirectorySink:
     def write(self, state: Mapping[str, Tensor], canary_logprobs: Sequence[float] = ()) -> int:
         """Raises OSError on a full disk; nothing of the version is left then."""
         self.root.mkdir(parents=True, exist_ok=True)
+        for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         version = max([self._first - 1, *self.versions()]) + 1
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
         try:

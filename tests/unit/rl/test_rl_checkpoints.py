@@ -138,7 +138,9 @@ def test_a_full_disk_leaves_no_version(tmp_path, model_dir):
         trainer.publish(sink)
     assert list(sink.root.iterdir()) == []
     assert trainer.version == 0
+    (sink.root / ".staging-of-one-that-was-killed").mkdir()
     assert trainer.publish(sink) == 1
+    assert [path.name for path in sink.root.iterdir()] == ["1"]
 
 
 def test_a_step_is_made_again_from_disk(tmp_path, model_dir):
@@ -161,6 +163,25 @@ def test_a_step_is_made_again_from_disk(tmp_path, model_dir):
         assert same(again.tensors(), states[step])
     with pytest.raises(TrainerError, match=r"batches \[0, 1\] are"):
         replay(make_trainer(model_dir, num_minibatches=2), checkpoints, dumps, 1)
+
+
+def test_a_run_that_went_back_keeps_what_it_writes_and_forgets_what_it_went_back_on(tmp_path, model_dir):
+    trainer = make_trainer(model_dir)
+    checkpoints, dumps = Checkpoints(tmp_path / "checkpoints", num_kept=1), Dumps(tmp_path / "dumps", num_kept=2)
+    groups = batch_of(trainer, 0)
+    for step in (7, 8, 2):
+        trainer.num_steps = step
+        dumps.write(trainer, groups)
+        if step > 2:
+            dumps.write_report(trainer.step(groups))
+            checkpoints.save(trainer, LedgerState(version=0))
+    assert dumps.steps() == [2]
+    assert [path.name for path in dumps.directory.iterdir()] == ["2.batch"]
+    assert checkpoints.steps() == [9]
+    checkpoints.save(trainer, LedgerState(version=0))
+    trainer.num_steps = 4
+    checkpoints.save(trainer, LedgerState(version=0))
+    assert checkpoints.steps() == [4, 9]
 
 
 def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, model_dir):
@@ -251,6 +272,12 @@ def test_an_altered_version_is_found_out(tmp_path, model_dir):
         sink.verify(1)
     with pytest.raises(TrainerError, match="cannot be read"):
         sink.verify(2)
+
+
+def test_a_canary_of_one_token_has_nothing_to_prove(tmp_path, model_dir):
+    sink = DirectorySink(tmp_path / "targets", model_dir)
+    sink.canary_token_ids = (1,)
+    assert make_trainer(model_dir).publish(sink) == 1
 
 
 def test_versions_count_up(tmp_path, model_dir):

@@ -12,7 +12,7 @@ from rl.trainer.batch import make_batch
 from rl.trainer.packs import make_packs
 from rl.trainer.sharing import can_share_prompts
 from rl.trajectory import Group, RewardPart
-from wire.errors import RolloutError
+from wire.errors import ConfigError, RolloutError
 
 
 @pytest.fixture
@@ -227,6 +227,8 @@ def test_a_forked_rollout_is_compared_with_the_others_once(model_dir):
     assert report.rewards is not None
     assert report.output_tokens is not None
     assert (report.rewards.mean, report.output_tokens.max) == (pytest.approx(1 / 3), 11)
+    with pytest.raises(ConfigError, match="overlong_buffer_tokens 17 is more than max_output_tokens 16"):
+        make_trainer(model_dir, algorithm={"overlong_buffer_tokens": 17})
     with pytest.raises(RolloutError, match="sample 1 of group 0 has 11 output tokens"):
         make_batch([forked], trainer.algorithm, max_output_tokens=10)
 
