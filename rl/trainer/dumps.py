@@ -60,19 +60,17 @@ class Dumps:
             found = msgspec.msgpack.decode(self._batch(step).read_bytes(), type=BatchDump)
         except (OSError, msgspec.DecodeError) as error:
             raise TrainerError(f"the batch of step {step} cannot be read: {error}") from error
-        if found.schema_version != SCHEMA_VERSION:
-            raise TrainerError(
-                f"the batch of step {step} is of schema {found.schema_version}, this release reads {SCHEMA_VERSION}; "
-                "replay it with the release that wrote it"
-            )
+        _require_schema(f"the batch of step {step}", found.schema_version)
         return found
 
     def report(self, step: int) -> StepReport:
         """What the step said when it was made; raises TrainerError where it said nothing or the file is damaged."""
         try:
-            return msgspec.json.decode(self._report(step).read_bytes(), type=StepReport)
+            found = msgspec.json.decode(self._report(step).read_bytes(), type=StepReport)
         except (OSError, msgspec.DecodeError) as error:
             raise TrainerError(f"the report of step {step} cannot be read: {error}") from error
+        _require_schema(f"the report of step {step}", found.schema_version)
+        return found
 
     def _batch(self, step: int) -> Path:
         return self.directory / f"{step}.batch"
@@ -100,6 +98,13 @@ def replay(trainer: Trainer, checkpoints: Checkpoints, dumps: Dumps, step: int) 
         trainer.version = batch.version
         report = trainer.step(batch.groups)
     return report
+
+
+def _require_schema(what: str, version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise TrainerError(
+            f"{what} is of schema {version}, this release reads {SCHEMA_VERSION}; replay it with the release that wrote it"
+        )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -94,6 +94,11 @@ class DirectorySink:
         directory = self.directory(version)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=PolicyManifest)
+            if (manifest.schema_version, manifest.version) != (SCHEMA_VERSION, version):
+                raise TrainerError(
+                    f"target {version}: its manifest is of target {manifest.version} in schema {manifest.schema_version}, this "
+                    f"release reads {SCHEMA_VERSION}; write the version anew"
+                )
             for name, expected in manifest.sha256.items():
                 if file_sha256(directory / Path(name).name) != expected:
                     raise TrainerError(f"target {version}: {name} is not what its manifest says; write the version anew")

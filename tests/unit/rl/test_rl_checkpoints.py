@@ -6,9 +6,11 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_policy
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from tiny_policy import batch_of, make_trainer, weights_of, write_policy
 from waiting import wait_until
@@ -19,6 +21,7 @@ from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps, replay
 from rl.trainer.sink import DirectorySink
 from wire.errors import TrainerError
+from wire.spec import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -195,6 +198,12 @@ def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, m
     assert report.updates[0].loss is None
     dumps.write_report(report)
     assert dumps.report(0) == report
+    batch = dumps.batch(0)
+    (dumps.directory / "0.json").write_bytes(msgspec.json.encode(replace(report, schema_version=SCHEMA_VERSION + 1)))
+    (dumps.directory / "0.batch").write_bytes(msgspec.msgpack.encode(replace(batch, schema_version=SCHEMA_VERSION + 1)))
+    for read in (dumps.report, dumps.batch):
+        with pytest.raises(TrainerError, match=f"of schema {SCHEMA_VERSION + 1}"):
+            read(0)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -265,6 +274,10 @@ def test_an_altered_version_is_found_out(tmp_path, model_dir):
     sink = DirectorySink(tmp_path / "targets", model_dir)
     trainer.publish(sink)
     path = sink.directory(1) / "model.safetensors"
+    sink.directory(1).rename(sink.directory(3))
+    with pytest.raises(TrainerError, match="manifest is of target 1"):
+        sink.verify(3)
+    sink.directory(3).rename(sink.directory(1))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
