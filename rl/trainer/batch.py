@@ -33,7 +33,7 @@ class Sample:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """Of the first turn, which the rollouts of a group share."""
+        """Of the first turn, which the rollouts of a group share; a fork has one of its own."""
         return self.trajectory.turns[0].prompt_token_ids
 
     @property
