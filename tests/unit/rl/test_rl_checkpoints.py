@@ -182,9 +182,8 @@ def test_a_run_that_went_back_keeps_what_it_writes_and_forgets_what_it_went_back
     assert [path.name for path in dumps.directory.iterdir()] == ["2.batch"]
     assert checkpoints.steps() == [9]
     checkpoints.save(trainer, LedgerState(version=0))
-    trainer.num_steps = 4
-    checkpoints.save(trainer, LedgerState(version=0))
-    assert checkpoints.steps() == [4, 9]
+    assert checkpoints.steps() == [2]
+    assert {path.name for path in checkpoints.directory.iterdir()} == {"2.safetensors", "9.superseded"}
 
 
 def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, model_dir):
