@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from toy_speculation import draw_answers
 
+from rl.consistency import two_sample
 from rl.consistency.two_sample import same_distribution, same_mean
 from rl.consistency.two_sample_reference import statistic
 from wire.errors import RolloutError
@@ -15,6 +16,13 @@ def drawn(kind, seed: int, *, num_prompts: int = 3, count: int = 16):
 
 def test_the_statistic_is_the_one_from_plain_counts() -> None:
     on, off = drawn("exact", 1, count=9), drawn("plain", 2, count=14)
+    found = same_distribution(on, off, seed=0, num_permutations=10)
+    assert found.statistic == pytest.approx(statistic(on, off))
+
+
+def test_the_statistic_is_the_same_however_features_are_cut_into_blocks(monkeypatch) -> None:
+    on, off = drawn("exact", 1, count=9), drawn("plain", 2, count=14)
+    monkeypatch.setattr(two_sample, "_BLOCK", 7)
     found = same_distribution(on, off, seed=0, num_permutations=10)
     assert found.statistic == pytest.approx(statistic(on, off))
 
