@@ -215,6 +215,17 @@ class Group(Struct, frozen=True, kw_only=True, tag="group"):
         return min(trajectory.oldest_version for trajectory in self.trajectories)
 
     @property
+    def rollouts(self) -> tuple[tuple[Trajectory, ...], ...]:
+        """The trajectories of each rollout: one, and those forked from it."""
+        first_of: list[int] = []
+        found: dict[int, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            origin = trajectory.forked_from
+            first_of.append(trajectory.sample_index if origin is None else first_of[origin])
+            found.setdefault(first_of[-1], []).append(trajectory)
+        return tuple(tuple(each) for each in found.values())
+
+    @property
     def scored(self) -> tuple[Trajectory, ...]:
         """Those whose environment did not fail."""
         return tuple(trajectory for trajectory in self.trajectories if trajectory.failure is None)

@@ -13,9 +13,9 @@ class TokenCounts:
     num_truncated: int = 0
     """Whose importance weight was cut to the cap."""
     num_clipped_high: int = 0
-    """Advantage above 0 and the policy's ratio above its limit: no gradient (CISPO: a smaller one)."""
+    """Advantage above 0 and the policy's ratio above its limit: no gradient (CISPO: of either sign, and a smaller gradient)."""
     num_clipped_low: int = 0
-    """Advantage below 0 and the ratio below its limit."""
+    """Advantage below 0 and the ratio below its limit (CISPO: of either sign, and a larger gradient)."""
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(

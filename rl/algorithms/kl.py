@@ -1,17 +1,12 @@
-"""Estimators of a KL divergence from one sample, by d = log(p / q) of a token drawn from q: KL(q || p).
+"""Estimator of a KL divergence from one sample, by d = log(p / q) of a token drawn from q: KL(q || p), in nats.
 
-Schulman, "Approximating KL divergence", 2020. All are in nats.
+Schulman, "Approximating KL divergence", 2020.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def k1(log_ratio: Tensor) -> Tensor:
-    """-d: without bias, of either sign."""
-    return -log_ratio
 
 
 def k3(log_ratio: Tensor) -> Tensor:

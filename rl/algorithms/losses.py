@@ -84,7 +84,7 @@ def policy_loss(tokens: PolicyTokens, settings: AlgorithmSettings) -> PolicyLoss
     kl = total.new_zeros(())
     if settings.kl_weight > 0.0:
         kl = settings.kl_weight * (tokens.share_BT * weight_BT * reference_kl(tokens)).sum()
-    high_BT, low_BT = clip_activity(ratio_BT, tokens.advantage_B[:, None], recipe.clip_low, recipe.clip_high)
+    high_BT, low_BT = clip_activity(recipe, ratio_BT, tokens.advantage_B[:, None])
     is_truncated_BT = _is_truncated(tokens, settings.correction)
     every = (tokens.mask_BT, ~kept_BT, is_truncated_BT, high_BT, low_BT)
     counts = torch.stack([(which_BT & tokens.mask_BT).sum() for which_BT in every])

@@ -56,6 +56,12 @@ def bounded(log_ratio_BT: Tensor) -> Tensor:
     return log_ratio_BT.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def clip_activity(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """(held from above, held from below) [B, T]: where the limit decides, which it does on one side by the advantage's sign."""
-    return (advantage_BT > 0) & (ratio_BT > 1.0 + high), (advantage_BT < 0) & (ratio_BT < 1.0 - low)
+def clip_activity(recipe: Recipe, ratio_BT: Tensor, advantage_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """(held from above, held from below) [B, T]: where the limit decides.
+
+    The minimum of `clipped` leaves one side of it by the advantage's sign; CISPO limits the weight whatever the sign.
+    """
+    above_BT, below_BT = ratio_BT > 1.0 + recipe.clip_high, ratio_BT < 1.0 - recipe.clip_low
+    if recipe.objective == "cispo":
+        return (advantage_BT != 0) & above_BT, (advantage_BT != 0) & below_BT
+    return (advantage_BT > 0) & above_BT, (advantage_BT < 0) & below_BT

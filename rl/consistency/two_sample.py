@@ -20,8 +20,10 @@ from wire.errors import RolloutError
 
 Answer = Sequence[int]
 Feature = tuple[str, int, int]
-_TIE = 1e-9
-"""Relative; sums in another order must not count as a larger difference."""
+_BLOCK = 16_384
+"""Features that are counted at a time: what holds memory to so many numbers per answer."""
+_TIE = 1e-12
+"""Of the largest difference there could be; sums in another order must not count as a larger difference."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,15 @@ def same_distribution(
     """
     _require_pairs(on, off)
     generator = np.random.default_rng(seed)
-    observed, shuffled_P = 0.0, np.zeros(num_permutations)
+    observed, largest, shuffled_P = 0.0, 0.0, np.zeros(num_permutations)
     for with_it, without in zip(on, off, strict=True):
-        scaled_NF = _scaled_counts([*with_it, *without])
-        kernel_NN = scaled_NF @ scaled_NF.T
+        kernel_NN = _kernel([*with_it, *without])
         signs_N = _signs(len(with_it), len(without))
         observed += float(signs_N @ kernel_NN @ signs_N)
+        largest += float(np.abs(signs_N) @ kernel_NN @ np.abs(signs_N))
         signs_PN = generator.permuted(np.tile(signs_N, (num_permutations, 1)), axis=1)
         shuffled_P += ((signs_PN @ kernel_NN) * signs_PN).sum(-1)
-    return _result(observed, shuffled_P)
+    return _result(observed, largest, shuffled_P)
 
 
 def same_mean(on: Sequence[float], off: Sequence[float], *, seed: int, num_permutations: int = 2000) -> TwoSample:
@@ -60,7 +62,8 @@ def same_mean(on: Sequence[float], off: Sequence[float], *, seed: int, num_permu
     values_N = np.asarray([*on, *off], np.float64)
     signs_N = _signs(len(on), len(off))
     signs_PN = generator.permuted(np.tile(signs_N, (num_permutations, 1)), axis=1)
-    return _result(abs(float(signs_N @ values_N)), np.abs(signs_PN @ values_N))
+    largest = float(np.abs(signs_N) @ np.abs(values_N))
+    return _result(abs(float(signs_N @ values_N)), largest, np.abs(signs_PN @ values_N))
 
 
 def features(answer: Answer) -> list[Feature]:
@@ -70,15 +73,21 @@ def features(answer: Answer) -> list[Feature]:
     return [*places, *pairs, ("length", len(answer), 0)]
 
 
-def _scaled_counts(answers: Sequence[Answer]) -> Floats:
-    """[N, F]: how often each feature is in each answer, over the root of how often it is in all of them."""
-    found = [features(answer) for answer in answers]
-    index = {feature: column for column, feature in enumerate(dict.fromkeys(each for row in found for each in row))}
-    counts_NF = np.zeros((len(answers), len(index)))
-    for row, row_features in enumerate(found):
-        for feature in row_features:
-            counts_NF[row, index[feature]] += 1.0
-    return np.asarray(counts_NF / np.sqrt(counts_NF.sum(0)), np.float64)
+def _kernel(answers: Sequence[Answer]) -> Floats:
+    """[N, N]: sum over features of how often one answer has it times how often the other, over how often all of them have it.
+
+    In blocks of features: long answers have many, and few in common.
+    """
+    index: dict[Feature, int] = {}
+    found = [(row, index.setdefault(each, len(index))) for row, answer in enumerate(answers) for each in features(answer)]
+    rows, columns = np.asarray(found, np.int64).T
+    kernel_NN = np.zeros((len(answers), len(answers)))
+    for begin in range(0, len(index), _BLOCK):
+        is_here = (columns >= begin) & (columns < begin + _BLOCK)
+        counts_NF = np.zeros((len(answers), min(_BLOCK, len(index) - begin)))
+        np.add.at(counts_NF, (rows[is_here], columns[is_here] - begin), 1.0)
+        kernel_NN += (counts_NF / counts_NF.sum(0)) @ counts_NF.T
+    return kernel_NN
 
 
 def _signs(num_on: int, num_off: int) -> Floats:
@@ -86,8 +95,8 @@ def _signs(num_on: int, num_off: int) -> Floats:
     return np.concatenate([np.full(num_on, 1.0 / num_on), np.full(num_off, -1.0 / num_off)])
 
 
-def _result(observed: float, shuffled_P: Floats) -> TwoSample:
-    num_larger = int((shuffled_P >= observed * (1.0 - _TIE)).sum())
+def _result(observed: float, largest: float, shuffled_P: Floats) -> TwoSample:
+    num_larger = int((shuffled_P >= observed - _TIE * largest).sum())
     return TwoSample(observed, (1 + num_larger) / (1 + shuffled_P.size), shuffled_P.size)
 
 

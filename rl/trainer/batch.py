@@ -1,4 +1,4 @@
-"""A batch: the rollouts a step learns from, what each is worth, and how they are cut into forward passes.
+"""A batch: the rollouts a step learns from and what each is worth.
 
 Shape letters: N rollouts of a batch.
 """
@@ -20,7 +20,7 @@ from wire.errors import RolloutError
 
 @dataclass(frozen=True)
 class Sample:
-    """One rollout as a row of tokens."""
+    """One trajectory as a row of tokens."""
 
     trajectory: Trajectory
     token_ids: tuple[int, ...]
@@ -28,13 +28,12 @@ class Sample:
     output_positions: tuple[int, ...]
     """Where in `token_ids` stands what the policy drew."""
     behaviour_logprobs: tuple[float, ...]
-    reward: float
-    """Shaped: the overlong punishment included."""
     advantage: float
+    """Of its rollout."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """Of the first turn, which the rollouts of a group share."""
+        """Of the first turn, which the rollouts of a group share; a fork has one of its own."""
         return self.trajectory.turns[0].prompt_token_ids
 
     @property
@@ -45,6 +44,8 @@ class Sample:
 @dataclass(frozen=True)
 class Batch:
     samples: tuple[Sample, ...]
+    shaped_rewards: tuple[float, ...]
+    """Of each rollout that is learned from, the overlong punishment included."""
     dropped_group_ids: tuple[int, ...]
     """Groups that teach nothing; evict them, so that others take their place."""
     num_failed: int
@@ -54,39 +55,52 @@ class Batch:
 def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_output_tokens: int) -> Batch:
     """Whether rewards differ is asked of the environment's own, before shaping, as in DAPO: length alone is no lesson.
 
+    Rewards and lengths are a rollout's, and compared with those of other rollouts; where it has several trajectories, because it was
+    forked, each has its advantage.
+
     Raises RolloutError for rollouts drawn at temperature 0, which have no distribution, and for ones that are too long.
     """
     kept, dropped = with_signal(groups) if algorithm.drop_equal_rewards else (list(groups), [])
-    numbered = [(number, trajectory) for number, group in enumerate(kept) for trajectory in group.scored]
-    rewards = [_shaped(trajectory, algorithm, max_output_tokens) for _, trajectory in numbered]
+    numbered = [(number, rollout) for number, group in enumerate(kept) for rollout in scored_rollouts(group)]
+    rewards = [_shaped(rollout, algorithm, max_output_tokens) for _, rollout in numbered]
     worths_N = advantages(
         algorithm.recipe.advantage,
         torch.tensor(rewards, dtype=torch.float64),
         torch.tensor([number for number, _ in numbered], dtype=torch.int64),
-        torch.tensor([trajectory.num_output_tokens for _, trajectory in numbered], dtype=torch.int64),
+        torch.tensor([num_output_tokens(rollout) for _, rollout in numbered], dtype=torch.int64),
     )
-    rows = zip(numbered, rewards, worths_N.tolist(), strict=True)
+    rows = zip(numbered, worths_N.tolist(), strict=True)
     return Batch(
-        samples=tuple(_sample(trajectory, reward, advantage) for (_, trajectory), reward, advantage in rows),
+        samples=tuple(_sample(trajectory, advantage) for (_, rollout), advantage in rows for trajectory in rollout),
+        shaped_rewards=tuple(rewards),
         dropped_group_ids=tuple(group.group_id for group in dropped),
-        num_failed=sum(len(group.trajectories) - len(group.scored) for group in groups),
+        num_failed=sum(len(group.rollouts) - len(scored_rollouts(group)) for group in groups),
     )
 
 
-def _shaped(trajectory: Trajectory, algorithm: AlgorithmSettings, max_output_tokens: int) -> float:
-    who = f"sample {trajectory.sample_index} of group {trajectory.group_id}"
-    if trajectory.temperature == 0.0:
+def scored_rollouts(group: Group) -> list[Sequence[Trajectory]]:
+    """The trajectories of each rollout whose environment did not fail."""
+    return [rollout for rollout in group.rollouts if all(trajectory.failure is None for trajectory in rollout)]
+
+
+def num_output_tokens(rollout: Sequence[Trajectory]) -> int:
+    return sum(trajectory.num_output_tokens for trajectory in rollout)
+
+
+def _shaped(rollout: Sequence[Trajectory], algorithm: AlgorithmSettings, max_output_tokens: int) -> float:
+    first, num_tokens = rollout[0], num_output_tokens(rollout)
+    who = f"sample {first.sample_index} of group {first.group_id}"
+    if first.temperature == 0.0:
         raise RolloutError(f"{who} was drawn at temperature 0; a greedy answer has no probabilities to learn from")
-    if trajectory.num_output_tokens > max_output_tokens:
+    if num_tokens > max_output_tokens:
         raise RolloutError(
-            f"{who} has {trajectory.num_output_tokens} output tokens where max_output_tokens is {max_output_tokens}; "
+            f"{who} has {num_tokens} output tokens where max_output_tokens is {max_output_tokens}; "
             "give the trainer the generator's limit"
         )
-    penalty = overlong_penalty(trajectory.num_output_tokens, max_output_tokens, algorithm.overlong_buffer_tokens)
-    return trajectory.reward + penalty
+    return first.reward + overlong_penalty(num_tokens, max_output_tokens, algorithm.overlong_buffer_tokens)
 
 
-def _sample(trajectory: Trajectory, reward: float, advantage: float) -> Sample:
+def _sample(trajectory: Trajectory, advantage: float) -> Sample:
     token_ids: list[int] = []
     positions: list[int] = []
     logprobs: list[float] = []
@@ -95,4 +109,4 @@ def _sample(trajectory: Trajectory, reward: float, advantage: float) -> Sample:
         positions.extend(range(len(token_ids), len(token_ids) + len(turn.output_token_ids)))
         token_ids.extend(turn.output_token_ids)
         logprobs.extend(turn.behaviour_logprobs)
-    return Sample(trajectory, tuple(token_ids), tuple(positions), tuple(logprobs), reward, advantage)
+    return Sample(trajectory, tuple(token_ids), tuple(positions), tuple(logprobs), advantage)

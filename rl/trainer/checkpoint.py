@@ -28,6 +28,7 @@ from wire.spec import SCHEMA_VERSION, fsync_path
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
+_SUPERSEDED = ".superseded"
 _PROGRESS = "progress"
 
 
@@ -48,7 +49,11 @@ class Progress(Struct, frozen=True, kw_only=True, tag="train_progress"):
 
 
 class Checkpoints:
-    """A directory of `<step>.safetensors`, of which the newest `num_kept` are kept. step: batches taken up before it."""
+    """A directory of `<step>.safetensors`, of which the newest `num_kept` are kept. step: batches taken up before it.
+
+    Ones beyond the step that is saved are of steps a run went back on: they are renamed to `<step>.superseded`, which nothing reads, so
+    that no later restore or replay mixes the two courses of the run.
+    """
 
     def __init__(self, directory: Path, *, num_kept: int) -> None:
         self.directory, self._num_kept = directory, num_kept
@@ -87,6 +92,9 @@ class Checkpoints:
         _write(
             self.path(trainer.num_steps), {name: tensor.contiguous() for name, tensor in tensors.items()} | {_PROGRESS: encoded}
         )
+        for step in self.steps():
+            if step > trainer.num_steps:
+                self.path(step).rename(self.path(step).with_suffix(_SUPERSEDED))
         for step in self.steps()[: -self._num_kept]:
             self.path(step).unlink()
 

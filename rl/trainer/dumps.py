@@ -26,7 +26,7 @@ class BatchDump(Struct, frozen=True, kw_only=True, tag="batch_dump"):
 
 
 class Dumps:
-    """A directory of `<step>.batch` and `<step>.json`, of which the newest `num_kept` steps are kept."""
+    """A directory of `<step>.batch` and `<step>.json`, of which the newest `num_kept` steps are kept. One process writes."""
 
     def __init__(self, directory: Path, *, num_kept: int) -> None:
         self.directory, self._num_kept = directory, num_kept
@@ -37,13 +37,19 @@ class Dumps:
         return sorted(int(path.stem) for path in paths if path.stem.isdecimal())
 
     def write(self, trainer: Trainer, groups: Sequence[Group]) -> None:
-        """The batch that the trainer is about to learn from. Raises OSError on a full disk."""
+        """The batch that the trainer is about to learn from; what there is of later ones is of steps that a run went back on, and goes.
+
+        Raises OSError on a full disk.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         dump = BatchDump(step=trainer.num_steps, version=trainer.version, groups=tuple(groups))
+        self._report(dump.step).unlink(missing_ok=True)
         _replace(self._batch(dump.step), msgspec.msgpack.encode(dump))
-        for step in self.steps()[: -self._num_kept]:
-            self._batch(step).unlink()
+        steps = self.steps()
+        kept = [step for step in steps if step <= dump.step][-self._num_kept :]
+        for step in set(steps) - set(kept):
             self._report(step).unlink(missing_ok=True)
+            self._batch(step).unlink()
 
     def write_report(self, report: StepReport) -> None:
         _replace(self._report(report.step), msgspec.json.encode(report))
@@ -54,19 +60,17 @@ class Dumps:
             found = msgspec.msgpack.decode(self._batch(step).read_bytes(), type=BatchDump)
         except (OSError, msgspec.DecodeError) as error:
             raise TrainerError(f"the batch of step {step} cannot be read: {error}") from error
-        if found.schema_version != SCHEMA_VERSION:
-            raise TrainerError(
-                f"the batch of step {step} is of schema {found.schema_version}, this release reads {SCHEMA_VERSION}; "
-                "replay it with the release that wrote it"
-            )
+        _require_schema(f"the batch of step {step}", found.schema_version)
         return found
 
     def report(self, step: int) -> StepReport:
         """What the step said when it was made; raises TrainerError where it said nothing or the file is damaged."""
         try:
-            return msgspec.json.decode(self._report(step).read_bytes(), type=StepReport)
+            found = msgspec.json.decode(self._report(step).read_bytes(), type=StepReport)
         except (OSError, msgspec.DecodeError) as error:
             raise TrainerError(f"the report of step {step} cannot be read: {error}") from error
+        _require_schema(f"the report of step {step}", found.schema_version)
+        return found
 
     def _batch(self, step: int) -> Path:
         return self.directory / f"{step}.batch"
@@ -78,8 +82,8 @@ class Dumps:
 def replay(trainer: Trainer, checkpoints: Checkpoints, dumps: Dumps, step: int) -> StepReport:
     """Make a step again, from the newest checkpoint before it and the batches since. A new trainer of the run's own settings wanted.
 
-    On the machine and with the number of threads and ranks of the run it is the same step to the last bit. Raises TrainerError where
-    a batch is gone that is needed.
+    On the machine and with the number of threads and ranks of the run it is the same step, on CPUs to the last bit. Raises TrainerError
+    where a batch is gone that is needed.
     """
     checkpoints.restore(trainer, at_most=step)
     needed = range(trainer.num_steps, step + 1)
@@ -94,6 +98,13 @@ def replay(trainer: Trainer, checkpoints: Checkpoints, dumps: Dumps, step: int) 
         trainer.version = batch.version
         report = trainer.step(batch.groups)
     return report
+
+
+def _require_schema(what: str, version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise TrainerError(
+            f"{what} is of schema {version}, this release reads {SCHEMA_VERSION}; replay it with the release that wrote it"
+        )
 
 
 def _replace(path: Path, data: bytes) -> None:

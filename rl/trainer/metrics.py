@@ -51,8 +51,8 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class StepReport(Struct, frozen=True, kw_only=True, tag="train_step"):
-    """One batch. Where nothing in it teaches anything, there is no update and all that needs a rollout is None; so is a mean that
-    is not finite."""
+    """One batch. Where nothing in it teaches anything, there is no update and what the policy says of rollouts is None; so is a mean
+    that is not finite."""
 
     schema_version: int = SCHEMA_VERSION
     step: int
@@ -66,16 +66,19 @@ class StepReport(Struct, frozen=True, kw_only=True, tag="train_step"):
     """That were learned from."""
     num_failed: int
     num_tokens: int
+    """That were learned from."""
     updates: tuple[UpdateMetrics, ...]
     entropy: float | None = None
     """Mean over the tokens learned from, nats, at the temperature each was drawn at."""
     rewards: Spread | None = None
-    """The environments' own."""
+    """The environments' own, of every rollout they scored. Those of dropped groups count: without them a mean says how hard the prompts
+    are that still teach something, not how well the policy does."""
     shaped_rewards: Spread | None = None
-    """With what length takes from them."""
+    """With what length takes from them, of the rollouts learned from."""
     output_tokens: Spread | None = None
-    """By rollout."""
+    """By rollout that was scored."""
     truncated_rollout_fraction: float | None = None
+    """Of those that were scored."""
     consistency: DivergenceReport | None = None
     """None also where a log-probability is not finite."""
     floor: DivergenceReport | None = None

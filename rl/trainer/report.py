@@ -15,7 +15,7 @@ from rl.consistency.alarms import FLOORS, HEALTH, alarms
 from rl.consistency.divergence import DivergenceReport, measure
 from rl.consistency.rescored import Rescored
 from rl.staleness.distribution import staleness
-from rl.trainer.batch import Batch
+from rl.trainer.batch import Batch, num_output_tokens, scored_rollouts
 from rl.trainer.metrics import Spread, StepReport, UpdateMetrics, finite
 from rl.trajectory import Group
 
@@ -36,11 +36,19 @@ def report(
         version=version,
         num_groups=len(groups),
         dropped_group_ids=batch.dropped_group_ids,
-        num_rollouts=len(batch.samples),
+        num_rollouts=len(batch.shaped_rewards),
         num_failed=batch.num_failed,
         num_tokens=sum(sample.num_outputs for sample in batch.samples),
         updates=updates,
     )
+    rollouts = [rollout for group in groups for rollout in scored_rollouts(group)]
+    if rollouts:
+        bare = replace(
+            bare,
+            rewards=Spread.of([rollout[0].reward for rollout in rollouts]),
+            output_tokens=Spread.of([num_output_tokens(rollout) for rollout in rollouts]),
+            truncated_rollout_fraction=sum(rollout[-1].is_truncated for rollout in rollouts) / len(rollouts),
+        )
     if found_NS is None:
         return bare
     logprobs_NS, entropies_NS = found_NS
@@ -53,10 +61,7 @@ def report(
     return replace(
         bare,
         entropy=finite(float(entropies_NS.double().sum()) / bare.num_tokens),
-        rewards=Spread.of([trajectory.reward for trajectory in trajectories]),
-        shaped_rewards=Spread.of([sample.reward for sample in batch.samples]),
-        output_tokens=Spread.of([sample.num_outputs for sample in batch.samples]),
-        truncated_rollout_fraction=sum(trajectory.is_truncated for trajectory in trajectories) / len(trajectories),
+        shaped_rewards=Spread.of(batch.shaped_rewards),
         consistency=consistency,
         floor=floor,
         staleness=staleness(trajectories, version),

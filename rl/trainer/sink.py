@@ -74,6 +74,8 @@ class DirectorySink:
     def write(self, state: Mapping[str, Tensor], canary_logprobs: Sequence[float] = ()) -> int:
         """Raises OSError on a full disk; nothing of the version is left then."""
         self.root.mkdir(parents=True, exist_ok=True)
+        for leftover in self.root.glob(f"{_STAGING_PREFIX}*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         version = max([self._first - 1, *self.versions()]) + 1
         staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self.root))
         try:
@@ -92,6 +94,11 @@ class DirectorySink:
         directory = self.directory(version)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=PolicyManifest)
+            if (manifest.schema_version, manifest.version) != (SCHEMA_VERSION, version):
+                raise TrainerError(
+                    f"target {version}: its manifest is of target {manifest.version} in schema {manifest.schema_version}, this "
+                    f"release reads {SCHEMA_VERSION}; write the version anew"
+                )
             for name, expected in manifest.sha256.items():
                 if file_sha256(directory / Path(name).name) != expected:
                     raise TrainerError(f"target {version}: {name} is not what its manifest says; write the version anew")

@@ -30,7 +30,7 @@ from rl.trainer.report import report
 from rl.trainer.sharing import can_share_prompts
 from rl.trainer.sink import TargetSink
 from rl.trajectory import Group
-from wire.errors import RolloutError, TrainerError
+from wire.errors import ConfigError, RolloutError, TrainerError
 
 _BETAS = (0.9, 0.95)
 """Of AdamW: a shorter memory of squares than in supervised training, because the policy's gradients change with its rollouts."""
@@ -71,6 +71,11 @@ class Trainer:
         version: int = 0,
         ranks: OneRank | None = None,
     ) -> None:
+        if algorithm.overlong_buffer_tokens > settings.max_output_tokens:
+            raise ConfigError(
+                f"overlong_buffer_tokens {algorithm.overlong_buffer_tokens} is more than max_output_tokens "
+                f"{settings.max_output_tokens}; the shortest answer would be punished: make it smaller"
+            )
         self.settings, self.algorithm = settings, algorithm
         self.ranks = ranks if ranks is not None else OneRank()
         self.policy = Policy(model_dir, settings, self.ranks.device)
@@ -97,7 +102,7 @@ class Trainer:
         Raises RolloutError for rollouts that do not fit, before anything has moved.
         """
         batch = make_batch(groups, self.algorithm, max_output_tokens=self.settings.max_output_tokens)
-        self._require_known_tokens(batch)
+        self._require_known(batch)
         found, counts, updates = None, TokenCounts(), []
         if batch.samples:
             minibatches = self._split(len(batch.samples))
@@ -113,13 +118,20 @@ class Trainer:
         return told
 
     def publish(self, sink: TargetSink) -> int:
-        """Write the policy as the next target version. Raises what the sink raises, TrainerError."""
+        """Write the policy as the next target version. Raises what the sink raises (on other ranks than the first TrainerError),
+        TrainerError where it does not count up."""
         weights = self.weights()
-        canary = self.policy.logprobs(sink.canary_token_ids) if sink.canary_token_ids else []
-        version = sink.write(weights, canary) if self.ranks.rank == 0 else 0
-        version = int(self.ranks.total(torch.tensor(version)))
+        canary = self.policy.logprobs(sink.canary_token_ids) if len(sink.canary_token_ids) > 1 else []
+        version = 0
+        try:
+            version = sink.write(weights, canary) if self.ranks.rank == 0 else 0
+        finally:  # a failure too, for which the other ranks would wait without end
+            version = int(self.ranks.total(torch.tensor(version)))
         if version <= self.version:
-            raise TrainerError(f"the sink calls the new target {version}, the last one is {self.version}; versions count up")
+            raise TrainerError(
+                f"the sink calls the new target {version} (0 on ranks that did not write: it failed), the last one is "
+                f"{self.version}; versions count up"
+            )
         self.version = version
         return version
 
@@ -262,13 +274,20 @@ class Trainer:
     def _together(self, found: _Found) -> _Found:
         return _Found(self.ranks.total(found.logprobs_NS), self.ranks.total(found.entropies_NS))
 
-    def _require_known_tokens(self, batch: Batch) -> None:
+    def _require_known(self, batch: Batch) -> None:
+        """Tokens of the vocabulary, and none from rollouts that began after the policy's version."""
         for sample in batch.samples:
-            highest = max(sample.token_ids)
+            who = f"sample {sample.trajectory.sample_index} of group {sample.trajectory.group_id}"
+            highest, oldest = max(sample.token_ids), sample.trajectory.oldest_version
             if highest >= self.policy.vocab_size:
                 raise RolloutError(
-                    f"sample {sample.trajectory.sample_index} of group {sample.trajectory.group_id} has token {highest}, the "
-                    f"policy's vocabulary ends at {self.policy.vocab_size}; its rollouts come from another model"
+                    f"{who} has token {highest}, the policy's vocabulary ends at {self.policy.vocab_size}; its rollouts come from "
+                    "another model"
+                )
+            if oldest > self.version:
+                raise RolloutError(
+                    f"{who} was drawn by target {oldest}, the policy is version {self.version}; give a trainer that went back to "
+                    "a checkpoint the rollouts of its own versions, or its version the number that engines serve"
                 )
 
 

@@ -6,22 +6,21 @@ import pytest
 import torch
 from rl_samples import make_group
 
-from rl.algorithms.kl import k1, k3
+from rl.algorithms.kl import k3
 from rl.algorithms.overlong import overlong_penalty
 from rl.algorithms.sampling import has_signal, with_signal
 from wire.errors import RolloutError
 
 
-def test_both_estimators_have_the_divergence_as_their_mean() -> None:
+def test_k3_has_the_divergence_as_its_mean() -> None:
     p = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     q = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     divergence = float((q * (q / p).log()).sum())
-    assert float((q * k1((p / q).log())).sum()) == pytest.approx(divergence)
     assert float((q * k3((p / q).log())).sum()) == pytest.approx(divergence)
 
 
 def test_k3_of_close_policies_does_not_cancel() -> None:
-    assert float(k3(torch.tensor(1e-4, dtype=torch.float32))) == pytest.approx(5e-9, abs=5e-9)
+    assert float(k3(torch.tensor(1e-4, dtype=torch.float32))) == pytest.approx(5e-9, rel=0.01)
     assert float(k3(torch.tensor(1e-6, dtype=torch.float64))) == pytest.approx(5e-13, rel=1e-3)
     assert float(k3(torch.tensor(log(2.0), dtype=torch.float64))) == pytest.approx(1.0 - log(2.0))
 

@@ -6,9 +6,11 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import tiny_policy
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from tiny_policy import batch_of, make_trainer, weights_of, write_policy
 from waiting import wait_until
@@ -19,6 +21,7 @@ from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps, replay
 from rl.trainer.sink import DirectorySink
 from wire.errors import TrainerError
+from wire.spec import SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -138,7 +141,9 @@ def test_a_full_disk_leaves_no_version(tmp_path, model_dir):
         trainer.publish(sink)
     assert list(sink.root.iterdir()) == []
     assert trainer.version == 0
+    (sink.root / ".staging-of-one-that-was-killed").mkdir()
     assert trainer.publish(sink) == 1
+    assert [path.name for path in sink.root.iterdir()] == ["1"]
 
 
 def test_a_step_is_made_again_from_disk(tmp_path, model_dir):
@@ -163,6 +168,24 @@ def test_a_step_is_made_again_from_disk(tmp_path, model_dir):
         replay(make_trainer(model_dir, num_minibatches=2), checkpoints, dumps, 1)
 
 
+def test_a_run_that_went_back_keeps_what_it_writes_and_forgets_what_it_went_back_on(tmp_path, model_dir):
+    trainer = make_trainer(model_dir)
+    checkpoints, dumps = Checkpoints(tmp_path / "checkpoints", num_kept=1), Dumps(tmp_path / "dumps", num_kept=2)
+    groups = batch_of(trainer, 0)
+    for step in (7, 8, 2):
+        trainer.num_steps = step
+        dumps.write(trainer, groups)
+        if step > 2:
+            dumps.write_report(trainer.step(groups))
+            checkpoints.save(trainer, LedgerState(version=0))
+    assert dumps.steps() == [2]
+    assert [path.name for path in dumps.directory.iterdir()] == ["2.batch"]
+    assert checkpoints.steps() == [9]
+    checkpoints.save(trainer, LedgerState(version=0))
+    assert checkpoints.steps() == [2]
+    assert {path.name for path in checkpoints.directory.iterdir()} == {"2.safetensors", "9.superseded"}
+
+
 def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, model_dir):
     trainer = make_trainer(model_dir)
     groups = batch_of(trainer, 0)
@@ -174,6 +197,12 @@ def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, m
     assert report.updates[0].loss is None
     dumps.write_report(report)
     assert dumps.report(0) == report
+    batch = dumps.batch(0)
+    (dumps.directory / "0.json").write_bytes(msgspec.json.encode(replace(report, schema_version=SCHEMA_VERSION + 1)))
+    (dumps.directory / "0.batch").write_bytes(msgspec.msgpack.encode(replace(batch, schema_version=SCHEMA_VERSION + 1)))
+    for read in (dumps.report, dumps.batch):
+        with pytest.raises(TrainerError, match=f"of schema {SCHEMA_VERSION + 1}"):
+            read(0)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -244,6 +273,10 @@ def test_an_altered_version_is_found_out(tmp_path, model_dir):
     sink = DirectorySink(tmp_path / "targets", model_dir)
     trainer.publish(sink)
     path = sink.directory(1) / "model.safetensors"
+    sink.directory(1).rename(sink.directory(3))
+    with pytest.raises(TrainerError, match="manifest is of target 1"):
+        sink.verify(3)
+    sink.directory(3).rename(sink.directory(1))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -251,6 +284,12 @@ def test_an_altered_version_is_found_out(tmp_path, model_dir):
         sink.verify(1)
     with pytest.raises(TrainerError, match="cannot be read"):
         sink.verify(2)
+
+
+def test_a_canary_of_one_token_has_nothing_to_prove(tmp_path, model_dir):
+    sink = DirectorySink(tmp_path / "targets", model_dir)
+    sink.canary_token_ids = (1,)
+    assert make_trainer(model_dir).publish(sink) == 1
 
 
 def test_versions_count_up(tmp_path, model_dir):

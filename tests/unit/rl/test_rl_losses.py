@@ -122,12 +122,15 @@ def test_each_correction_is_its_plain_statement(name: str, correction: str, seed
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_each_correction_leaves_something_out_and_something_in(correction: str) -> None:
-    _, weight = CORRECTIONS[correction]
-    found = rollouts(make_tokens(0, AlgorithmSettings()))
-    weights = [weight(rollout, t) for rollout in found for t in range(len(rollout))]
-    plain = [reference.rhos(rollout)[t] for rollout in found for t in range(len(rollout))]
-    assert any(weights)
-    assert weights != plain
+    corrected, weight = CORRECTIONS[correction]
+    tokens = [(rollout, t) for rollout in rollouts(make_tokens(0, AlgorithmSettings())) for t in range(len(rollout))]
+    weights = [weight(rollout, t) for rollout, t in tokens]
+    if corrected.token_weight == "none":
+        unheld = [1.0 for _ in tokens]
+    else:
+        unheld = [reference.rhos(rollout)[t] for rollout, t in tokens]
+    num_held = sum(one != other for one, other in zip(weights, unheld, strict=True))
+    assert 0 < num_held < len(tokens)
 
 
 def test_the_kl_to_the_reference_is_the_plain_one() -> None:
@@ -235,6 +238,14 @@ def test_counts_say_what_was_held_cut_and_left_out() -> None:
     assert counts.clipped_fraction == pytest.approx(2 / 3)
     outside = AlgorithmSettings()
     assert policy_loss(two_tokens(outside, [[1.0, 1.0]] * 2, [2.0, -1.0], rho=1.02), outside).counts.masked_fraction == 1.0
+
+
+def test_counts_of_cispo_are_of_either_sign_because_its_weight_is_held_for_both() -> None:
+    settings = AlgorithmSettings(name="cispo", clip_low=0.4, clip_high=0.28, correction=UNCORRECTED)
+    counts = policy_loss(two_tokens(settings, [[1.5, 0.5], [1.5, 1.0]], [2.0, -1.0]), settings).counts
+    assert (counts.num_clipped_high, counts.num_clipped_low) == (2, 1)
+    nothing = policy_loss(two_tokens(settings, [[1.5, 0.5], [1.5, 1.0]], [0.0, 0.0]), settings).counts
+    assert nothing.clipped_fraction == 0.0
 
 
 def test_a_token_gone_from_impossible_to_likely_does_not_overflow_the_loss() -> None:

@@ -12,7 +12,7 @@ from rl.trainer.batch import make_batch
 from rl.trainer.packs import make_packs
 from rl.trainer.sharing import can_share_prompts
 from rl.trajectory import Group, RewardPart
-from wire.errors import RolloutError
+from wire.errors import ConfigError, RolloutError
 
 
 @pytest.fixture
@@ -196,6 +196,10 @@ def test_groups_of_equal_rewards_are_dropped_and_named(model_dir):
     assert all(torch.equal(before[name], value) for name, value in weights_of(trainer).items())
     report = trainer.step([useless, useful])
     assert (report.dropped_group_ids, report.num_rollouts, report.num_tokens) == ((5,), 2, 6)
+    assert empty.rewards is not None
+    assert report.rewards is not None
+    assert report.shaped_rewards is not None
+    assert (empty.rewards.mean, report.rewards.mean, report.shaped_rewards.mean) == (1.0, 0.75, 0.5)
     assert (empty.step, report.step) == (0, 1)
 
 
@@ -205,6 +209,28 @@ def test_a_failed_rollout_is_counted_and_not_learned_from(model_dir):
     failed = replace(group.trajectories[2], reward_parts=(), failure="the sandbox died")
     report = trainer.step([Group(trajectories=(*group.trajectories[:2], failed))])
     assert (report.num_failed, report.num_rollouts) == (1, 2)
+
+
+def test_a_forked_rollout_is_compared_with_the_others_once(model_dir):
+    trainer = make_trainer(model_dir, algorithm={"overlong_buffer_tokens": 8})
+    group = draw_group(trainer, 0, [1, 2], [3, 4, 5], alternating(), torch.Generator().manual_seed(1))
+    turn = draw(trainer, [3, 4, 5], 7, 1.0, torch.Generator().manual_seed(2))
+    fork = replace(group.trajectories[1], sample_index=3, turns=(turn,), forked_from=1)
+    forked = Group(trajectories=(*group.trajectories, fork))
+    # Rewards 0, 1 and 0, the second less 3/8 for its 4 + 7 tokens.
+    samples = make_batch([forked], trainer.algorithm, max_output_tokens=16).samples
+    worth = {sample.trajectory.sample_index: sample.advantage for sample in samples}
+    mean = 0.625 / 3
+    assert [worth[index] for index in range(4)] == pytest.approx([-mean, 0.625 - mean, -mean, 0.625 - mean])
+    report = trainer.step([forked])
+    assert (report.num_rollouts, report.num_tokens) == (3, 19)
+    assert report.rewards is not None
+    assert report.output_tokens is not None
+    assert (report.rewards.mean, report.output_tokens.max) == (pytest.approx(1 / 3), 11)
+    with pytest.raises(ConfigError, match="overlong_buffer_tokens 17 is more than max_output_tokens 16"):
+        make_trainer(model_dir, algorithm={"overlong_buffer_tokens": 17})
+    with pytest.raises(RolloutError, match="sample 1 of group 0 has 11 output tokens"):
+        make_batch([forked], trainer.algorithm, max_output_tokens=10)
 
 
 def test_long_answers_lose_reward_near_the_limit(model_dir):
@@ -297,7 +323,12 @@ def test_rollouts_that_do_not_fit_are_refused_before_anything_moves(model_dir):
     group = draw_group(trainer, 6, [1, 2], [3, 3], alternating(), torch.Generator().manual_seed(1))
     greedy = Group(trajectories=tuple(replace(t, temperature=0.0) for t in group.trajectories))
     foreign = [replace(t, turns=(replace(t.turns[0], prompt_token_ids=(1, 999)),)) for t in group.trajectories]
+    trainer.version = 2
+    future = batch_of(trainer, 0)
+    trainer.version = 1
     before = weights_of(trainer)
+    with pytest.raises(RolloutError, match="drawn by target 2, the policy is version 1"):
+        trainer.step(future)
     with pytest.raises(RolloutError, match="temperature 0"):
         trainer.step([greedy])
     with pytest.raises(RolloutError, match="token 999"):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from toy_speculation import draw_answers
 
+from rl.consistency import two_sample
 from rl.consistency.two_sample import same_distribution, same_mean
 from rl.consistency.two_sample_reference import statistic
 from wire.errors import RolloutError
@@ -15,6 +16,13 @@ def drawn(kind, seed: int, *, num_prompts: int = 3, count: int = 16):
 
 def test_the_statistic_is_the_one_from_plain_counts() -> None:
     on, off = drawn("exact", 1, count=9), drawn("plain", 2, count=14)
+    found = same_distribution(on, off, seed=0, num_permutations=10)
+    assert found.statistic == pytest.approx(statistic(on, off))
+
+
+def test_the_statistic_is_the_same_however_features_are_cut_into_blocks(monkeypatch) -> None:
+    on, off = drawn("exact", 1, count=9), drawn("plain", 2, count=14)
+    monkeypatch.setattr(two_sample, "_BLOCK", 7)
     found = same_distribution(on, off, seed=0, num_permutations=10)
     assert found.statistic == pytest.approx(statistic(on, off))
 
@@ -49,6 +57,12 @@ def test_the_same_seed_gives_the_same_verdict() -> None:
 def test_equal_samples_have_the_largest_p_value() -> None:
     on = drawn("plain", 1)
     assert same_distribution(on, on, seed=0, num_permutations=100).p_value == 1.0
+
+
+@pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (10, 13), (5, 9), (1, 1)])
+def test_samples_without_any_difference_are_not_told_apart_by_rounding(num_on: int, num_off: int) -> None:
+    assert same_distribution([[[1, 2, 3]] * num_on], [[[1, 2, 3]] * num_off], seed=0, num_permutations=200).p_value == 1.0
+    assert same_mean([1e-6] * num_on, [1e-6] * num_off, seed=0, num_permutations=200).p_value == 1.0
 
 
 def test_means_are_compared_by_shuffling_rollouts() -> None:

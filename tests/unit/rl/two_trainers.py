@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -22,9 +23,17 @@ from rl.trainer.ranks import OneRank
 from rl.trainer.sink import DirectorySink
 from rl.trainer.trainer import Trainer
 from rl.trajectory import Group
+from wire.errors import TrainerError
 
 PACK_TOKENS = 9
 ALGORITHM = {"kl_weight": 0.05, "correction": {"token_weight": "truncate", "sequence_band": None}}
+
+
+class Full(DirectorySink):
+    """The disk is full."""
+
+    def write(self, state: Mapping[str, torch.Tensor], canary_logprobs: Sequence[float] = ()) -> int:
+        raise OSError("no space")
 
 
 class Proving(DirectorySink):
@@ -49,6 +58,8 @@ def train(trainer: Trainer, batches: Sequence[Sequence[Group]], directory: Path)
     checkpoints = Checkpoints(directory / "checkpoints", num_kept=1)
     reports = [trainer.step(batch) for batch in batches[:2]]
     checkpoints.save(trainer, LedgerState(version=0))
+    with pytest.raises(OSError if trainer.ranks.rank == 0 else TrainerError):
+        trainer.publish(Full(directory / "targets", directory / "model"))
     trainer.publish(Proving(directory / "targets", directory / "model"))
     reports.append(trainer.step(batches[2]))
     trainer.ranks.total(torch.zeros(1))  # the checkpoint is written by now
