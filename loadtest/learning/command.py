@@ -180,8 +180,15 @@ class _Runner:
 
     def _require_draft(self, arm: Arm) -> None:
         giver = self._benchmark.find(arm.draft)
-        if giver is not None and _read(self._directory / giver.name) is None:
+        if giver is None:
+            return
+        if _read(self._directory / giver.name) is None:
             raise ConfigError(f"{arm.name} starts from the draft of {giver.name}, which has not run; run it too (--arms)")
+        if giver.name not in self.done():
+            raise ConfigError(
+                f"{arm.name} starts from the draft of {giver.name}, which ran with other work or settings; give another --out, or "
+                f"remove {self._directory / giver.name} and run it too (--arms)"
+            )
 
     def _digest(self, arm: Arm) -> str:
         common = self._benchmark.model_dump(mode="json", include={"seed", "max_tokens", "settings", "phase"})

@@ -16,6 +16,7 @@ from loadtest.learning import figures, measures
 from loadtest.learning.answers import LEARNER, ArmRun
 from loadtest.learning.benchmark import NONE, OURS
 from loadtest.learning.course import Course, axis, course
+from loadtest.learning.remarks import remarks
 from loadtest.learning.verdicts import Results, bars, measured, shown
 from loadtest.report import theme
 from loadtest.report.page import document, scroll, table, wide
@@ -46,21 +47,11 @@ def report(results: Results, unavailable: Mapping[str, str], directory: Path, sa
     (directory / HTML_FILE).write_text(_page(results, unavailable, found, speed_ups, drawings))
     for bar in bars():
         say(verdict(bar, found[_short(bar.name)]))
-    for line in remarks(arms, unavailable):
+    for line in remarks(results, unavailable):
         say(line)
     say(
         f"written: {directory / JSON_FILE}, {directory / HTML_FILE}; one arm more closely: paceline bench report {directory}/ARM"
     )
-
-
-def remarks(arms: Mapping[str, ArmRun], unavailable: Mapping[str, str]) -> list[str]:
-    """What whoever reads the numbers has to know of arms."""
-    invalid = [
-        f"{name} IS NOT VALID: {'; '.join(run.record.invalid_reasons)}"
-        for name, run in arms.items()
-        if run.record is not None and run.record.invalid_reasons
-    ]
-    return invalid + [f"{name} is not available: {reason}" for name, reason in unavailable.items()]
 
 
 def by_phase(run: ArmRun, other: ArmRun) -> dict[str, Estimate]:
@@ -93,6 +84,7 @@ def _whole(
         "schema_version": SCHEMA_VERSION,
         "benchmark": results.benchmark.model_dump(mode="json"),
         "unavailable": dict(unavailable),
+        "remarks": remarks(results, unavailable),
         "bars": [
             {"name": bar.name, "measured": found[_short(bar.name)].value, "bar": bar.bar, "comparison": bar.comparison,
              "unit": bar.unit, "is_met": bar.is_met(found[_short(bar.name)].value), "detail": found[_short(bar.name)].detail}
@@ -137,7 +129,7 @@ def _page(
         wide(drawings.get(_BY_PHASE), "Bars: 95 % intervals."),
         "<h2>Arms</h2>",
         scroll(_arms(results.arms)),
-        *[f"<p><small>{escape(line)}</small></p>" for line in remarks(results.arms, unavailable)],
+        *[f"<p><small>{escape(line)}</small></p>" for line in remarks(results, unavailable)],
         "<h2>Phases</h2>",
         scroll(_phases(results.arms, speed_ups)),
     ]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from loadtest.bars.registry import load
 from loadtest.learning import measures, verdicts
@@ -15,6 +16,7 @@ from loadtest.learning.answers import Answer, ArmRun
 from loadtest.learning.benchmark import Benchmark
 from loadtest.learning.course import axis, course
 from loadtest.learning.measures import CANARY_STEPS, Reached
+from loadtest.learning.remarks import remarks
 from loadtest.learning.report import by_phase
 from loadtest.learning.verdicts import Results
 from loadtest.records import RunRecord, Swap
@@ -76,7 +78,9 @@ def test_requests_that_run_at_a_time_are_never_drawn_apart() -> None:
     """Eight at a time, of which each eight are equally slow: as many observations as there are eights, not as requests."""
     draw = random.Random(3)
     slowness = [draw.uniform(1, 2) for _ in range(8)]
-    batched = run("ours", [answer(8 * n + i, at_s=3.0 * n, took_s=took_s) for n, took_s in enumerate(slowness) for i in range(8)])
+    batched = run(
+        "ours", [answer(8 * n + i, at_s=3.0 * n, took_s=took_s) for n, took_s in enumerate(slowness) for i in range(8)]
+    )
     none = run("none", [answer(8 * n + i, at_s=3.0 * n, took_s=1.0) for n in range(8) for i in range(8)])
     alone = measures.speed_up(measures.pairs(stream("ours", slowness), stream("none", [1.0] * 8)))
     together = measures.speed_up(measures.pairs(batched, none))
@@ -262,6 +266,32 @@ def test_a_bar_tells_of_arms_that_are_not_valid() -> None:
     assert "not_valid" not in found["day_0_speed_up"].detail
 
 
+def test_arms_of_other_machines_and_releases_are_named() -> None:
+    whole = results()
+    record = RunRecord(name="n", url="u", model="m", seed=0, started_at_s=0, commit="c1", machine={"num_cores": 2}, versions={"vllm": "0.32"})  # fmt: skip
+    arms = {name: replace(one, record=record) for name, one in whole.arms.items()}
+    assert not [line for line in remarks(replace(whole, arms=arms), {}) if "NOT ALIKE" in line]
+    arms["ours"] = replace(arms["ours"], record=structs.replace(record, commit="c2", machine={"num_cores": 4}))
+    assert [line for line in remarks(replace(whole, arms=arms), {}) if "NOT ALIKE" in line] == [
+        "ARMS ARE NOT ALIKE in commit: c1 (none, fresh, aurora, static, cold); c2 (ours)",
+        "ARMS ARE NOT ALIKE in num_cores: 2 (none, fresh, aurora, static, cold); 4 (ours)",
+    ]
+
+
+def test_prompts_that_a_draft_has_learned_from_are_counted() -> None:
+    """`ours` starts from `static`, which does not learn and starts from `fresh`, which does: two prompts of code, and one unseen."""
+    arms = [{"name": "fresh", "method": "draft"}, {"name": "static", "method": "draft", "draft": "fresh", "learns": False},
+            {"name": "ours", "method": "draft", "draft": "static"}]  # fmt: skip
+    phases = [{**phase, "num_requests": 3} for phase in PHASES]
+    one = Benchmark.build({"name": "b", "what": "w", "phase": phases, "arm": arms}, source="test")
+    fresh = run("fresh", [answer(0), answer(1), answer(2, is_unseen=True)])
+    static = run("static", [answer(3, phase="chats")])
+    again = [answer(index, phase="again", prompt_id=f"p{index - 6}") for index in (6, 7, 8)]
+    ours = run("ours", [answer(3, phase="chats"), *again])
+    said = remarks(Results(one, {"fresh": fresh, "static": static, "ours": ours}), {})
+    assert said == ["ours: 2 of 3 prompts of 'again' are known to the draft it starts from"]
+
+
 def test_chats_rise_only_where_chance_does_not_explain_it() -> None:
     whole = results()
 
@@ -291,7 +321,9 @@ def test_the_way_back_counts_from_where_the_first_domain_was_left() -> None:
     tables = {"name": "b", "what": "w", "phase": [{**phase, "num_requests": 3} for phase in phases],
               "arm": [{"name": "ours", "method": "draft"}]}  # fmt: skip
     steps = {"early": [0, 1] * 100, "code": [1] * 200, "chats": [0] * 200, "again": [0, 1] * 100}
-    answers = [answer(3 * n + i, at_s=3.0 * n + i, phase=name, accepted=steps[name]) for n, name in enumerate(steps) for i in range(3)]
+    answers = [
+        answer(3 * n + i, at_s=3.0 * n + i, phase=name, accepted=steps[name]) for n, name in enumerate(steps) for i in range(3)
+    ]
     whole = Results(Benchmark.build(tables, source="test"), {"ours": run("ours", answers)})
     assert verdicts.measured(whole)["return_windows"].value == 4
 

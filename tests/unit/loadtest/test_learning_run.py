@@ -6,14 +6,14 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from run_rig import Server, lines, serving
+from run_rig import Server, largest_file, lines, serving
 
 from loadtest.bars.registry import Measured
 from loadtest.learning.arms import RunningArm
@@ -60,6 +60,8 @@ class Machine:
     """Arms that do not start."""
     is_broken: bool = False
     """Requests are refused."""
+    largest_file_bytes: int | None = None
+    """As if the disk were full behind that."""
 
     @asynccontextmanager
     async def start(self, arm: Arm, settings: Sequence[str]) -> AsyncIterator[RunningArm]:
@@ -71,7 +73,8 @@ class Machine:
             asked=self.asked.setdefault(arm.name, []),
         )
         async with serving(server) as url:
-            yield _Kept(url)
+            with nullcontext() if self.largest_file_bytes is None else largest_file(self.largest_file_bytes):
+                yield _Kept(url)
 
 
 class _Kept(RunningArm):
@@ -181,6 +184,23 @@ def test_an_arm_whose_requests_failed_is_marked(tmp_path: Path) -> None:
     _, failures, said = run(tmp_path, Machine(is_broken=True), arms=["fresh"])
     assert not failures
     assert "fresh IS NOT VALID: 8 of 8 requests failed" in said
+
+
+def test_an_arm_of_which_not_everything_could_be_kept_is_not_done(tmp_path: Path) -> None:
+    _, failures, _ = run(tmp_path, Machine(largest_file_bytes=2000), arms=["none"])
+    assert "what came since is lost" in failures["none"]
+    results, failures, said = run(tmp_path, Machine(), arms=["none"])
+    assert not failures
+    assert list(results.arms) == ["none"], "it is run again where there is room"
+    assert "none: done before" not in said
+
+
+def test_an_arm_does_not_start_from_the_draft_of_other_work(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), arms=["fresh"])
+    machine = Machine()
+    _, failures, _ = run(tmp_path, machine, arms=["ours"], benchmark=Benchmark.read(SMOKE, ["seed=1"]))
+    assert "which ran with other work or settings" in failures["ours"]
+    assert not machine.started
 
 
 def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
