@@ -68,7 +68,7 @@ def learning(
     whole = run_and_report(benchmark, arms, directory, start_with(up_arguments), up_arguments, provenance, say)
     try:
         _, failures = uvloop.run(_terminable(whole))
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         say(f"ended; the same command goes on from {directory}")
         return 130
     return int(bool(failures))
@@ -109,7 +109,7 @@ async def run_and_report(
     results = Results(
         benchmark, {name: read_arm(name, directory / name) for name, arm in done.items() if arm.unavailable is None}
     )
-    unavailable = {name: arm.unavailable for name, arm in done.items() if arm.unavailable is not None}
+    unavailable = {name: arm.unavailable for name, arm in done.items() if arm.unavailable is not None} | runner.left_out()
     report(results, unavailable, directory, say)
     return results, failures
 
@@ -199,8 +199,21 @@ class _Runner:
 
     def done(self) -> dict[str, DoneArm]:
         """In the benchmark's order, those made with this work and these settings."""
-        found = {arm.name: (arm, _read(self._directory / arm.name)) for arm in self._benchmark.arm}
-        return {name: done for name, (arm, done) in found.items() if done is not None and done.digest == self._digest(arm)}
+        found = self._found()
+        return {arm.name: found[arm.name] for arm in self._benchmark.arm if self._is_of_this_work(arm, found.get(arm.name))}
+
+    def left_out(self) -> dict[str, str]:
+        """Why arms whose results are there are not reported on, by name."""
+        done = self.done()
+        reason = "what it left is of other work or settings, or from another draft"
+        return {name: reason for name in self._found() if name not in done}
+
+    def _found(self) -> dict[str, DoneArm]:
+        found = {arm.name: _read(self._directory / arm.name) for arm in self._benchmark.arm}
+        return {name: done for name, done in found.items() if done is not None}
+
+    def _is_of_this_work(self, arm: Arm, done: DoneArm | None) -> bool:
+        return done is not None and done.digest == self._digest(arm)
 
 
 def _clear(directory: Path) -> None:

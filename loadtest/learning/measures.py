@@ -16,6 +16,7 @@ from loadtest.detectors.domain_shift import RECOVERED_SHARE
 from loadtest.learning.answers import Answer, ArmRun
 from loadtest.measures import bootstrap
 from loadtest.measures.bootstrap import NOTHING, NUM_BLOCKS
+from loadtest.measures.histogram import sums_by
 from loadtest.statistics import Estimate
 
 Pair = tuple[Answer, Answer]
@@ -133,10 +134,8 @@ def acceptance_change(before: Sequence[Answer], after: Sequence[Answer]) -> Esti
 def _acceptance(answers: Sequence[Answer], *, seed: int) -> Estimate:
     number = max(min(NUM_BLOCKS, len(answers)), 1)
     block_of = np.arange(len(answers)) * number // max(len(answers), 1)
-    steps, accepted = (
-        np.bincount(block_of, weights=np.array(counts, dtype=float), minlength=number)
-        for counts in ([len(one.accepted) for one in answers], [sum(one.accepted) for one in answers])
-    )
+    steps = sums_by(block_of, np.array([len(one.accepted) for one in answers], dtype=float), number)
+    accepted = sums_by(block_of, np.array([sum(one.accepted) for one in answers], dtype=float), number)
     return bootstrap.ratio(bootstrap.equal(number, seed=seed), steps + accepted, steps)
 
 
@@ -185,15 +184,15 @@ def _seen_tokens(run: ArmRun, until_s: float) -> int:
 
 
 def windows_to_regain(run: ArmRun, old_phase: str, new_phase: str) -> int | None:
-    """Canary windows that pass in the new phase before one has 95 % of the AL at the old phase's end; None without verify steps.
+    """Canary windows that pass in the new phase before one has 95 % of the AL at the old phase's end; None without a whole one.
 
     Where none has it, all of the phase's windows count, and one more.
     """
     old = acceptance_length(last_part(run.of_phase(old_phase)))
     steps = [accepted for answer in _by_end(run.of_phase(new_phase)) for accepted in answer.accepted]
-    if old is None or not steps:
+    if old is None or len(steps) < CANARY_STEPS:
         return None
-    starts = range(0, max(len(steps) - CANARY_STEPS, 0) + 1, CANARY_STEPS)
+    starts = range(0, len(steps) - CANARY_STEPS + 1, CANARY_STEPS)
     for number, start in enumerate(starts):
         window = steps[start : start + CANARY_STEPS]
         if 1.0 + sum(window) / len(window) >= RECOVERED_SHARE * old:

@@ -37,7 +37,7 @@ def _circumstances(record: RunRecord) -> dict[str, str]:
     versions = {f"version of {name}": version for name, version in record.versions.items()}
     return {
         "model": record.model,
-        "commit": str(record.commit),
+        "commit": record.commit or "unknown",
         **{key: str(one) for key, one in record.machine.items()},
         **versions,
     }

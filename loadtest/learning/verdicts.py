@@ -136,7 +136,7 @@ def _return_windows(results: Results) -> Measured:
         return Measured(None, {"reason": f"no later phase of {OURS} has the traffic of {phases[0].name!r}"})
     number = measures.windows_to_regain(results.arms[OURS], phases[left - 1].name, again[0])
     if number is None:
-        return Measured(None, {"reason": "no verify steps to judge by"})
+        return Measured(None, {"reason": f"no canary window of {measures.CANARY_STEPS} verify steps to judge by"})
     return Measured(number, {"window": f"{measures.CANARY_STEPS} verify steps"})
 
 

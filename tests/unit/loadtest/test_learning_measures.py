@@ -15,11 +15,14 @@ from loadtest.learning import measures, verdicts
 from loadtest.learning.answers import Answer, ArmRun
 from loadtest.learning.benchmark import Benchmark
 from loadtest.learning.course import axis, course
+from loadtest.learning.figures import along_work
+from loadtest.learning.figures import by_phase as by_phase_figure
 from loadtest.learning.measures import CANARY_STEPS, Reached
 from loadtest.learning.remarks import remarks
 from loadtest.learning.report import by_phase
 from loadtest.learning.verdicts import Results
 from loadtest.records import RunRecord, Swap
+from loadtest.report.theme import ON_WHITE
 
 
 def answer(index: int, *, at_s: float = 0.0, took_s: float = 1.0, tokens: int = 100, accepted: Any = (), **more: Any) -> Answer:
@@ -180,6 +183,15 @@ def test_without_verify_steps_there_is_no_al_to_regain() -> None:
     assert measures.acceptance_length([answer(0)]) is None
 
 
+def test_a_few_verify_steps_are_no_canary_window() -> None:
+    whole = returning(2.0).answers
+    old = [one for one in whole.values() if one.phase == "code"]
+    few = run("ours", [*old, answer(9, phase="again", accepted=[1] * (CANARY_STEPS - 1))])
+    assert measures.windows_to_regain(few, "code", "again") is None
+    enough = run("ours", [*old, answer(9, phase="again", accepted=[1] * CANARY_STEPS)])
+    assert measures.windows_to_regain(enough, "code", "again") == 0
+
+
 def test_the_end_of_a_phase_is_its_last_third() -> None:
     answers = [answer(index) for index in range(30)]
     assert measures.last_part(answers) == answers[20:]
@@ -264,6 +276,19 @@ def test_a_bar_tells_of_arms_that_are_not_valid() -> None:
     found = verdicts.measured(replace(whole, arms=arms))
     assert found["shift_speed_up"].detail["not_valid"] == "static"
     assert "not_valid" not in found["day_0_speed_up"].detail
+
+
+def test_an_arm_has_one_colour_in_all_figures() -> None:
+    whole = results(fresh=1.5, static=1.2, ours=1.8)
+    along = axis(list(whole.arms.values()))
+    speeds = along_work({name: course(one, along) for name, one in whole.arms.items()}, along, ON_WHITE).axes[1]
+    ups = by_phase_figure({name: by_phase(one, whole.arms["none"]) for name, one in whole.arms.items()}, ON_WHITE)
+    assert ups is not None
+    colours = {str(line.get_label()): line.get_color() for line in speeds.get_lines()}
+    containers = {str(one.get_label()): one.lines[0] for one in ups.axes[0].containers}
+    assert set(containers) == set(whole.arms) - {"none"}
+    assert {name: line.get_color() for name, line in containers.items()} == {name: colours[name] for name in containers}
+    assert len({line.get_marker() for line in containers.values()}) == len(containers)
 
 
 def test_arms_of_other_machines_and_releases_are_named() -> None:

@@ -163,9 +163,10 @@ def test_an_arm_starts_from_where_the_other_ended(tmp_path: Path) -> None:
 def test_arms_from_another_draft_are_not_mixed_in(tmp_path: Path) -> None:
     run(tmp_path, Machine())
     shutil.rmtree(tmp_path / "fresh")
-    results, failures, _ = run(tmp_path, Machine())
+    results, failures, said = run(tmp_path, Machine())
     assert list(results.arms) == ["none", "fresh"]
     assert set(failures) == {"static", "ours"}
+    assert "ours is not available: what it left is of other work or settings, or from another draft" in said
 
 
 def test_an_arm_without_the_draft_it_starts_from_fails_and_says_so(tmp_path: Path) -> None:
