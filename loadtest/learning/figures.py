@@ -50,7 +50,7 @@ def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) 
 
     An arm has the colour that it has along the work.
     """
-    styles = {name: _style(number, palette, is_ours=name == OURS) for number, name in enumerate(speed_ups)}
+    colours = {name: _colour(number, palette) for number, name in enumerate(speed_ups)}
     arms = {name: found for name, found in speed_ups.items() if found and name != NONE}
     phases = list(dict.fromkeys(phase for found in arms.values() for phase in found))
     if not phases:
@@ -63,8 +63,8 @@ def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) 
         values = [estimate.value for estimate in found.values()]
         below = [max(estimate.value - estimate.low, 0.0) for estimate in found.values()]
         above = [max(estimate.high - estimate.value, 0.0) for estimate in found.values()]
-        look = {"color": styles[name]["color"], "marker": _MARKERS[number % len(_MARKERS)]}
-        axes.errorbar(places, values, yerr=[below, above], linestyle="none", capsize=3, markersize=5, label=name, **look)
+        marker = _MARKERS[number % len(_MARKERS)]
+        axes.errorbar(places, values, yerr=[below, above], fmt=marker, color=colours[name], capsize=3, markersize=5, label=name)
     axes.axhline(1.0, color=palette.ink, linewidth=1.2, zorder=1)
     axes.set_xticks(range(len(phases)), phases)
     dress(axes, palette, "Speed over no speculation, the same requests", y="x")
@@ -72,9 +72,13 @@ def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) 
     return figure
 
 
+def _colour(number: int, palette: Palette) -> str:
+    return palette.series[number % len(palette.series)]
+
+
 def _style(number: int, palette: Palette, *, is_ours: bool) -> dict[str, object]:
     return {
-        "color": palette.series[number % len(palette.series)],
+        "color": _colour(number, palette),
         "linestyle": DASHES[number % len(DASHES)],
         "linewidth": 2.4 if is_ours else 1.5,
     }
