@@ -148,20 +148,29 @@ def _bars(found: Mapping[str, Measured]) -> str:
 
 
 def _arms(arms: Mapping[str, ArmRun]) -> str:
-    head = ("", "requests", "failed", "completion tokens", "tokens/s of a stream", "AL", "swaps", "learner CPU s", "seconds")
-    return table(head, [_arm_row(name, run) for name, run in arms.items()])
+    """Arms take part in different phases, so that only what is paired can be compared between rows."""
+    head = (
+        "",
+        "requests",
+        "failed",
+        "completion tokens",
+        f"speed over {NONE}, shared requests",
+        "swaps",
+        "learner CPU s",
+        "seconds",
+    )
+    return table(head, [_arm_row(name, run, arms.get(NONE)) for name, run in arms.items()])
 
 
-def _arm_row(name: str, run: ArmRun) -> Sequence[str]:
+def _arm_row(name: str, run: ArmRun, none: ArmRun | None) -> Sequence[str]:
     answers = list(run.answers.values())
-    num_tokens, seconds = sum(one.num_tokens for one in answers), sum(one.took_s for one in answers)
+    paired = measures.pairs(run, none) if none is not None else []
     return (
         name,
         str(len(answers)),
         str(sum(not one.is_ok for one in answers)),
-        f"{num_tokens:,}",
-        number(num_tokens / seconds if seconds else None),
-        number(measures.acceptance_length(answers)),
+        f"{sum(one.num_tokens for one in answers):,}",
+        shown(measures.speed_up(paired)) if paired else number(None),
         str(len(run.swaps)),
         number(run.cpu_s.get(LEARNER)),
         number(run.record.duration_s if run.record else None),

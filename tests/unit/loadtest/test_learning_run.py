@@ -115,7 +115,12 @@ def test_every_arm_does_the_same_work(tmp_path: Path) -> None:
     assert found["shift_speed_up"].value == pytest.approx(1.0, abs=0.5)
     assert any("P4.shift_speed_up" in line for line in said)
     assert json.loads((tmp_path / "learning.json").read_text())["arms"].keys() == {"none", "fresh", "static", "ours"}
-    assert "<svg" in (tmp_path / "learning.html").read_text()
+    page = (tmp_path / "learning.html").read_text()
+    assert "<svg" in page
+    rows = {name: page.split(f"<td>{name}</td>")[1].split("</tr>")[0] for name in ("none", "fresh", "ours")}
+    assert "1.000 (1.000 to 1.000)" in rows["none"]
+    assert "(" not in rows["fresh"], "it shares no request with none"
+    assert "(" in rows["ours"]
 
 
 def test_an_arms_directory_is_that_of_any_load_test(tmp_path: Path) -> None:
