@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import shutil
 import signal
+import tomllib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -219,10 +220,19 @@ class _Runner:
 def _clear(directory: Path) -> None:
     """Remove the rest of an arm that was interrupted; raises ConfigError for anything else."""
     held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    if held and not held & {SCENARIO_FILE, DONE_FILE}:
+    if held and DONE_FILE not in held and not _is_begun_arm(directory):
         raise ConfigError(f"{directory} holds something that is no arm of a benchmark; give another --out")
     if held:
         shutil.rmtree(directory)
+
+
+def _is_begun_arm(directory: Path) -> bool:
+    """A load test of the user's own leaves a scenario as well, but one of another name."""
+    try:
+        name = tomllib.loads((directory / SCENARIO_FILE).read_text())["name"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return str(name).endswith(f", {directory.name}")
 
 
 def _read(directory: Path) -> DoneArm | None:

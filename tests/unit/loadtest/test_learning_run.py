@@ -223,6 +223,12 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     _, failures, _ = run(tmp_path, Machine(), arms=["none"])
     assert "holds something that is no arm" in failures["none"]
     assert (tmp_path / "none" / "thesis.tex").read_text() == "precious"
+    (tmp_path / "none" / "scenario.toml").write_text('name = "none"')
+    _, failures, _ = run(tmp_path, Machine(), arms=["none"])
+    assert "holds something that is no arm" in failures["none"], "somebody's load test of that name"
+    (tmp_path / "none" / "scenario.toml").write_text('name = "smoke, none"')
+    _, failures, _ = run(tmp_path, Machine(), arms=["none"])
+    assert not failures, "an arm that was interrupted is begun anew"
 
 
 def test_an_unknown_arm_is_refused(tmp_path: Path) -> None:
