@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import shutil
 import signal
+import tomllib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def learning(
     whole = run_and_report(benchmark, arms, directory, start_with(up_arguments), up_arguments, provenance, say)
     try:
         _, failures = uvloop.run(_terminable(whole))
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         say(f"ended; the same command goes on from {directory}")
         return 130
     return int(bool(failures))
@@ -109,7 +110,7 @@ async def run_and_report(
     results = Results(
         benchmark, {name: read_arm(name, directory / name) for name, arm in done.items() if arm.unavailable is None}
     )
-    unavailable = {name: arm.unavailable for name, arm in done.items() if arm.unavailable is not None}
+    unavailable = {name: arm.unavailable for name, arm in done.items() if arm.unavailable is not None} | runner.left_out()
     report(results, unavailable, directory, say)
     return results, failures
 
@@ -180,8 +181,15 @@ class _Runner:
 
     def _require_draft(self, arm: Arm) -> None:
         giver = self._benchmark.find(arm.draft)
-        if giver is not None and _read(self._directory / giver.name) is None:
+        if giver is None:
+            return
+        if _read(self._directory / giver.name) is None:
             raise ConfigError(f"{arm.name} starts from the draft of {giver.name}, which has not run; run it too (--arms)")
+        if giver.name not in self.done():
+            raise ConfigError(
+                f"{arm.name} starts from the draft of {giver.name}, which ran with other work or settings; give another --out, or "
+                f"remove {self._directory / giver.name} and run it too (--arms)"
+            )
 
     def _digest(self, arm: Arm) -> str:
         common = self._benchmark.model_dump(mode="json", include={"seed", "max_tokens", "settings", "phase"})
@@ -192,17 +200,39 @@ class _Runner:
 
     def done(self) -> dict[str, DoneArm]:
         """In the benchmark's order, those made with this work and these settings."""
-        found = {arm.name: (arm, _read(self._directory / arm.name)) for arm in self._benchmark.arm}
-        return {name: done for name, (arm, done) in found.items() if done is not None and done.digest == self._digest(arm)}
+        found = self._found()
+        return {arm.name: found[arm.name] for arm in self._benchmark.arm if self._is_of_this_work(arm, found.get(arm.name))}
+
+    def left_out(self) -> dict[str, str]:
+        """Why arms whose results are there are not reported on, by name."""
+        done = self.done()
+        reason = "what it left is of other work or settings, or from another draft"
+        return {name: reason for name in self._found() if name not in done}
+
+    def _found(self) -> dict[str, DoneArm]:
+        found = {arm.name: _read(self._directory / arm.name) for arm in self._benchmark.arm}
+        return {name: done for name, done in found.items() if done is not None}
+
+    def _is_of_this_work(self, arm: Arm, done: DoneArm | None) -> bool:
+        return done is not None and done.digest == self._digest(arm)
 
 
 def _clear(directory: Path) -> None:
     """Remove the rest of an arm that was interrupted; raises ConfigError for anything else."""
     held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    if held and not held & {SCENARIO_FILE, DONE_FILE}:
+    if held and DONE_FILE not in held and not _is_begun_arm(directory):
         raise ConfigError(f"{directory} holds something that is no arm of a benchmark; give another --out")
     if held:
         shutil.rmtree(directory)
+
+
+def _is_begun_arm(directory: Path) -> bool:
+    """A load test of the user's own leaves a scenario as well, but one of another name."""
+    try:
+        name = tomllib.loads((directory / SCENARIO_FILE).read_text())["name"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return str(name).endswith(f", {directory.name}")
 
 
 def _read(directory: Path) -> DoneArm | None:

@@ -18,7 +18,7 @@ from loadtest.records import RunRecord
 from loadtest.run.clock import Clock
 from loadtest.run.conduct import Provenance, begun, prompt_machine
 from loadtest.run.lanes import Prompts
-from loadtest.run.output import Output
+from loadtest.run.output import Output, OutputError
 from loadtest.run.sampler import EVERY_S, Sampler
 from loadtest.run.sender import Sender, Turn
 from loadtest.run.tally import Tally
@@ -46,7 +46,7 @@ async def drive(
     provenance: Provenance,
     say: Say,
 ) -> RunRecord:
-    """Do the arm's phases of `work`; returns what `run.json` says. Raises OutputError where `directory` cannot take a run."""
+    """Do the arm's phases of `work`; returns what `run.json` says. Raises OutputError where `directory` cannot take all of a run."""
     wanted = {phase.name for phase in benchmark.phases_of(arm)}
     mine = [part for part in work if part.phase.name in wanted]
     expected = scenario(benchmark, arm, [float(len(part.requests)) for part in mine])
@@ -60,6 +60,8 @@ async def drive(
                 output.write_run(record)
                 stream = _Stream(expected, prompts, target, output, session, clock)
                 record = await stream.run(record, mine, say)
+        if output.problem is not None:
+            raise OutputError(output.problem)
         output.write_scenario(scenario(benchmark, arm, stream.durations_s))
         output.write_run(record)
     finally:
@@ -130,6 +132,8 @@ class _Stream:
 
         async def slot() -> None:
             for planned in left:
+                if self._output.problem is not None:
+                    return
                 if not await self._send(planned):
                     await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 

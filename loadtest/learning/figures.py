@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _SWAP_DASHES = (0, (2, 2))
 _ROOM = 1.2
 """Above the lines, for the names of phases."""
+_MARKERS = "osD^vPX*<"
+"""There may be more arms than colours."""
 
 
 def along_work(courses: Mapping[str, Course], axis: Axis, palette: Palette) -> Figure:
@@ -44,7 +46,11 @@ def along_work(courses: Mapping[str, Course], axis: Axis, palette: Palette) -> F
 
 
 def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) -> Figure | None:
-    """Speed-up over no speculation by arm and phase, with intervals; None where nothing is compared with it."""
+    """Speed-up over no speculation by arm and phase, with intervals; None where nothing is compared with it.
+
+    An arm has the colour that it has along the work.
+    """
+    colours = {name: _colour(number, palette) for number, name in enumerate(speed_ups)}
     arms = {name: found for name, found in speed_ups.items() if found and name != NONE}
     phases = list(dict.fromkeys(phase for found in arms.values() for phase in found))
     if not phases:
@@ -57,8 +63,8 @@ def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) 
         values = [estimate.value for estimate in found.values()]
         below = [max(estimate.value - estimate.low, 0.0) for estimate in found.values()]
         above = [max(estimate.high - estimate.value, 0.0) for estimate in found.values()]
-        colour = palette.series[number % len(palette.series)]
-        axes.errorbar(places, values, yerr=[below, above], fmt="o", color=colour, capsize=3, markersize=5, label=name)
+        marker = _MARKERS[number % len(_MARKERS)]
+        axes.errorbar(places, values, yerr=[below, above], fmt=marker, color=colours[name], capsize=3, markersize=5, label=name)
     axes.axhline(1.0, color=palette.ink, linewidth=1.2, zorder=1)
     axes.set_xticks(range(len(phases)), phases)
     dress(axes, palette, "Speed over no speculation, the same requests", y="x")
@@ -66,9 +72,13 @@ def by_phase(speed_ups: Mapping[str, Mapping[str, Estimate]], palette: Palette) 
     return figure
 
 
+def _colour(number: int, palette: Palette) -> str:
+    return palette.series[number % len(palette.series)]
+
+
 def _style(number: int, palette: Palette, *, is_ours: bool) -> dict[str, object]:
     return {
-        "color": palette.series[number % len(palette.series)],
+        "color": _colour(number, palette),
         "linestyle": DASHES[number % len(DASHES)],
         "linewidth": 2.4 if is_ours else 1.5,
     }

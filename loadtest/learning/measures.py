@@ -6,8 +6,9 @@ of both. With so many requests always in flight that is proportional to throughp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from loadtest.detectors.domain_shift import RECOVERED_SHARE
 from loadtest.learning.answers import Answer, ArmRun
 from loadtest.measures import bootstrap
 from loadtest.measures.bootstrap import NOTHING, NUM_BLOCKS
+from loadtest.measures.histogram import sums_by
 from loadtest.statistics import Estimate
 
 Pair = tuple[Answer, Answer]
@@ -49,7 +51,7 @@ class Reached:
     """How many tokens it took to reach an AL."""
 
     num_tokens: int
-    """Completion tokens the learner could see until then; until the end where it was not reached."""
+    """Completion tokens the learner could see until then; until the last unseen prompt where it was not reached."""
     is_reached: bool
 
 
@@ -72,10 +74,13 @@ def pairs(judged: ArmRun, other: ArmRun, among: Iterable[Answer] | None = None) 
 
 
 def speed_up(found: Sequence[Pair]) -> Estimate:
-    """Speed of the judged over that of the other, with a 95 % interval from a bootstrap over blocks of successive requests."""
+    """Speed of the judged over that of the other, with a 95 % interval from a bootstrap over blocks of successive requests.
+
+    0 where the judged arm made no token; no number where the other made none, for nothing is compared then.
+    """
     if not found:
         return NOTHING
-    number = min(NUM_BLOCKS, len(found))
+    number = _num_blocks(found)
     block_of = np.arange(len(found)) * number // len(found)
     sums = [
         np.bincount(block_of, weights=[value(pair) for pair in found], minlength=number)
@@ -86,14 +91,25 @@ def speed_up(found: Sequence[Pair]) -> Estimate:
             lambda pair: pair[1].took_s,
         )
     ]
-    if any(part.sum() <= 0 for part in sums):
+    tokens, seconds, other_tokens, other_seconds = sums
+    if any(part.sum() <= 0 for part in (seconds, other_tokens, other_seconds)):
         return NOTHING
     weights = bootstrap.equal(number).weights
-    tokens, seconds, other_tokens, other_seconds = sums
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (weights @ tokens) / (weights @ seconds) / ((weights @ other_tokens) / (weights @ other_seconds))
     value = float(tokens.sum() / seconds.sum() / (other_tokens.sum() / other_seconds.sum()))
     return bootstrap.around(value, np.where(np.isfinite(resampled), resampled, np.nan), number)
+
+
+def _num_blocks(found: Sequence[Pair]) -> int:
+    """As many as in any bootstrap of a run, but none of fewer requests than ran at a time: these share batches."""
+    at_a_time = max(_most_at_a_time([pair[side] for pair in found]) for side in (0, 1))
+    return max(min(NUM_BLOCKS, len(found) // at_a_time), 1)
+
+
+def _most_at_a_time(answers: Sequence[Answer]) -> int:
+    starts_s, ends_s = (np.sort([getattr(one, name) for one in answers]) for name in ("sent_at_s", "ended_at_s"))
+    return int((np.arange(1, len(answers) + 1) - np.searchsorted(ends_s, starts_s, side="right")).max())
 
 
 def last_part(answers: Sequence[Answer], share: float = LAST_SHARE) -> list[Answer]:
@@ -110,8 +126,24 @@ def acceptance_length(answers: Iterable[Answer]) -> float | None:
     return 1.0 + num_accepted / num_steps if num_steps else None
 
 
+def acceptance_change(before: Sequence[Answer], after: Sequence[Answer]) -> Estimate:
+    """AL over `after` less AL over `before`, with the interval of two independent bootstraps over requests."""
+    return bootstrap.difference(_acceptance(after, seed=1), _acceptance(before, seed=0))
+
+
+def _acceptance(answers: Sequence[Answer], *, seed: int) -> Estimate:
+    number = max(min(NUM_BLOCKS, len(answers)), 1)
+    block_of = np.arange(len(answers)) * number // max(len(answers), 1)
+    steps = sums_by(block_of, np.array([len(one.accepted) for one in answers], dtype=float), number)
+    accepted = sums_by(block_of, np.array([sum(one.accepted) for one in answers], dtype=float), number)
+    return bootstrap.ratio(bootstrap.equal(number, seed=seed), steps + accepted, steps)
+
+
 def worst_minute(judged: ArmRun, other: ArmRun) -> WorstWindow | None:
-    """Successive minutes of the judged arm, each with the requests that ended in it; the one with the least speed-up."""
+    """Successive minutes of the judged arm, each with the requests that ended in it; the one with the least speed-up.
+
+    None where in no minute anything is compared.
+    """
     found = pairs(judged, other)
     if not found:
         return None
@@ -127,36 +159,40 @@ def worst_minute(judged: ArmRun, other: ArmRun) -> WorstWindow | None:
         WorstWindow(start_s + number * MINUTE_S, inside[0][0].phase, speed_up(inside), len(inside), len(windows))
         for number, inside in windows.items()
     ]
-    return min(judged_windows, key=lambda window: window.speed_up.value)
+    compared = [window for window in judged_windows if not isnan(window.speed_up.value)]
+    return min(compared, key=lambda window: window.speed_up.value, default=None)
 
 
-def tokens_to_reach(run: ArmRun, level: float) -> Reached | None:
-    """Until AL over the last answers to unseen prompts is `level`; None where the arm has too few of them.
+def tokens_to_reach(run: ArmRun, level: float, phases: Collection[str]) -> Reached | None:
+    """Until AL over the last answers to unseen prompts of these phases is `level`; None where the arm has too few of them.
 
-    Counted are the tokens of the answers that ended before, of requests the learner could see.
+    Counted are the tokens of the answers that ended before, of requests the learner could see in any phase. Where `level` is
+    not reached, what came after the last unseen prompt does not count: nothing tells whether it would have been reached there.
     """
-    unseen = sorted((one for one in run.answers.values() if one.is_unseen and one.is_ok), key=lambda one: one.ended_at_s)
-    seen = [one for one in run.answers.values() if not one.is_unseen]
+    unseen = _by_end(one for one in run.answers.values() if one.is_unseen and one.is_ok and one.phase in phases)
     if len(unseen) < UNSEEN_WINDOW:
         return None
     for number in range(UNSEEN_WINDOW, len(unseen) + 1):
         found = acceptance_length(unseen[number - UNSEEN_WINDOW : number])
         if found is not None and found >= level:
-            ended_at_s = unseen[number - 1].ended_at_s
-            return Reached(sum(one.num_tokens for one in seen if one.ended_at_s <= ended_at_s), True)
-    return Reached(sum(one.num_tokens for one in seen), False)
+            return Reached(_seen_tokens(run, unseen[number - 1].ended_at_s), True)
+    return Reached(_seen_tokens(run, unseen[-1].ended_at_s), False)
+
+
+def _seen_tokens(run: ArmRun, until_s: float) -> int:
+    return sum(one.num_tokens for one in run.answers.values() if not one.is_unseen and one.ended_at_s <= until_s)
 
 
 def windows_to_regain(run: ArmRun, old_phase: str, new_phase: str) -> int | None:
-    """Canary windows that pass in the new phase before one has 95 % of the AL at the old phase's end; None without verify steps.
+    """Canary windows that pass in the new phase before one has 95 % of the AL at the old phase's end; None without a whole one.
 
     Where none has it, all of the phase's windows count, and one more.
     """
     old = acceptance_length(last_part(run.of_phase(old_phase)))
     steps = [accepted for answer in _by_end(run.of_phase(new_phase)) for accepted in answer.accepted]
-    if old is None or not steps:
+    if old is None or len(steps) < CANARY_STEPS:
         return None
-    starts = range(0, max(len(steps) - CANARY_STEPS, 0) + 1, CANARY_STEPS)
+    starts = range(0, len(steps) - CANARY_STEPS + 1, CANARY_STEPS)
     for number, start in enumerate(starts):
         window = steps[start : start + CANARY_STEPS]
         if 1.0 + sum(window) / len(window) >= RECOVERED_SHARE * old:

@@ -16,6 +16,7 @@ from loadtest.learning import figures, measures
 from loadtest.learning.answers import LEARNER, ArmRun
 from loadtest.learning.benchmark import NONE, OURS
 from loadtest.learning.course import Course, axis, course
+from loadtest.learning.remarks import remarks
 from loadtest.learning.verdicts import Results, bars, measured, shown
 from loadtest.report import theme
 from loadtest.report.page import document, scroll, table, wide
@@ -46,21 +47,11 @@ def report(results: Results, unavailable: Mapping[str, str], directory: Path, sa
     (directory / HTML_FILE).write_text(_page(results, unavailable, found, speed_ups, drawings))
     for bar in bars():
         say(verdict(bar, found[_short(bar.name)]))
-    for line in remarks(arms, unavailable):
+    for line in remarks(results, unavailable):
         say(line)
     say(
         f"written: {directory / JSON_FILE}, {directory / HTML_FILE}; one arm more closely: paceline bench report {directory}/ARM"
     )
-
-
-def remarks(arms: Mapping[str, ArmRun], unavailable: Mapping[str, str]) -> list[str]:
-    """What whoever reads the numbers has to know of arms."""
-    invalid = [
-        f"{name} IS NOT VALID: {'; '.join(run.record.invalid_reasons)}"
-        for name, run in arms.items()
-        if run.record is not None and run.record.invalid_reasons
-    ]
-    return invalid + [f"{name} is not available: {reason}" for name, reason in unavailable.items()]
 
 
 def by_phase(run: ArmRun, other: ArmRun) -> dict[str, Estimate]:
@@ -93,6 +84,7 @@ def _whole(
         "schema_version": SCHEMA_VERSION,
         "benchmark": results.benchmark.model_dump(mode="json"),
         "unavailable": dict(unavailable),
+        "remarks": remarks(results, unavailable),
         "bars": [
             {"name": bar.name, "measured": found[_short(bar.name)].value, "bar": bar.bar, "comparison": bar.comparison,
              "unit": bar.unit, "is_met": bar.is_met(found[_short(bar.name)].value), "detail": found[_short(bar.name)].detail}
@@ -137,7 +129,7 @@ def _page(
         wide(drawings.get(_BY_PHASE), "Bars: 95 % intervals."),
         "<h2>Arms</h2>",
         scroll(_arms(results.arms)),
-        *[f"<p><small>{escape(line)}</small></p>" for line in remarks(results.arms, unavailable)],
+        *[f"<p><small>{escape(line)}</small></p>" for line in remarks(results, unavailable)],
         "<h2>Phases</h2>",
         scroll(_phases(results.arms, speed_ups)),
     ]
@@ -156,20 +148,29 @@ def _bars(found: Mapping[str, Measured]) -> str:
 
 
 def _arms(arms: Mapping[str, ArmRun]) -> str:
-    head = ("", "requests", "failed", "completion tokens", "tokens/s of a stream", "AL", "swaps", "learner CPU s", "seconds")
-    return table(head, [_arm_row(name, run) for name, run in arms.items()])
+    """Arms take part in different phases, so that only what is paired can be compared between rows."""
+    head = (
+        "",
+        "requests",
+        "failed",
+        "completion tokens",
+        f"speed over {NONE}, shared requests",
+        "swaps",
+        "learner CPU s",
+        "seconds",
+    )
+    return table(head, [_arm_row(name, run, arms.get(NONE)) for name, run in arms.items()])
 
 
-def _arm_row(name: str, run: ArmRun) -> Sequence[str]:
+def _arm_row(name: str, run: ArmRun, none: ArmRun | None) -> Sequence[str]:
     answers = list(run.answers.values())
-    num_tokens, seconds = sum(one.num_tokens for one in answers), sum(one.took_s for one in answers)
+    paired = measures.pairs(run, none) if none is not None else []
     return (
         name,
         str(len(answers)),
         str(sum(not one.is_ok for one in answers)),
-        f"{num_tokens:,}",
-        number(num_tokens / seconds if seconds else None),
-        number(measures.acceptance_length(answers)),
+        f"{sum(one.num_tokens for one in answers):,}",
+        shown(measures.speed_up(paired)) if paired else number(None),
         str(len(run.swaps)),
         number(run.cpu_s.get(LEARNER)),
         number(run.record.duration_s if run.record else None),

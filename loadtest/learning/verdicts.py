@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isnan
 from typing import Any
 
 from loadtest.bars.registry import Bar, Measured, load
@@ -41,7 +42,9 @@ def _measure(results: Results, needs: Sequence[str], measure: Callable[[Results]
     missing = [name for name in needs if name not in results.arms]
     if missing:
         return Measured(None, {"reason": f"arms that did not run: {', '.join(missing)}"})
-    return measure(results)
+    found = measure(results)
+    invalid = [name for name in needs if (record := results.arms[name].record) is not None and record.invalid_reasons]
+    return replace(found, detail={**found.detail, "not_valid": ", ".join(invalid)}) if invalid else found
 
 
 def _day_0(results: Results) -> Measured:
@@ -51,7 +54,7 @@ def _day_0(results: Results) -> Measured:
 
 
 def _tokens_to_al(results: Results) -> Measured:
-    found = measures.tokens_to_reach(results.arms[FRESH], GOAL_AL)
+    found = _reached(results, FRESH)
     if found is None or not found.is_reached:
         return Measured(None, {"reason": _not_reached(FRESH, found)})
     return Measured(found.num_tokens, {})
@@ -59,13 +62,20 @@ def _tokens_to_al(results: Results) -> Measured:
 
 def _tokens_to_al_of_aurora(results: Results) -> Measured:
     """Where the recipe does not get there, its tokens are at least those it saw, and the share is an upper bound."""
-    ours, theirs = (measures.tokens_to_reach(results.arms[name], GOAL_AL) for name in (FRESH, AURORA))
-    if ours is None or theirs is None or not ours.is_reached or not theirs.num_tokens:
+    ours, theirs = _reached(results, FRESH), _reached(results, AURORA)
+    if ours is None or not ours.is_reached:
         return Measured(None, {"reason": _not_reached(FRESH, ours)})
+    if theirs is None or not theirs.num_tokens:
+        return Measured(None, {"reason": _not_reached(AURORA, theirs)})
     detail: dict[str, Any] = {"ours": ours.num_tokens, "aurora": theirs.num_tokens}
     if not theirs.is_reached:
         detail["note"] = f"{_not_reached(AURORA, theirs)}: the share is at most this"
     return Measured(ours.num_tokens / theirs.num_tokens, detail)
+
+
+def _reached(results: Results, arm: str) -> measures.Reached | None:
+    """On the unseen prompts of the fresh arm's phases: another arm may go on to other traffic, of which the bar says nothing."""
+    return measures.tokens_to_reach(results.arms[arm], GOAL_AL, results.arms[FRESH].phases)
 
 
 def _not_reached(arm: str, found: measures.Reached | None) -> str:
@@ -75,7 +85,7 @@ def _not_reached(arm: str, found: measures.Reached | None) -> str:
 
 
 def _chat_al(results: Results) -> Measured:
-    """On unseen prompts in the second half of the phase of chats; `rising` tells of the first half."""
+    """On unseen prompts in the second half of the phase of chats; `rising` where it is above the first half's for certain."""
     arm = results.arms[OURS]
     phases = [phase.name for phase in results.benchmark.phases_of(_arm(results, OURS)) if set(phase.traffic) == {CHATS}]
     unseen = [one for name in phases for one in arm.of_phase(name) if one.is_unseen]
@@ -83,7 +93,10 @@ def _chat_al(results: Results) -> Measured:
         return Measured(None, {"reason": f"no phase of {OURS} has unseen prompts of {CHATS}"})
     middle = len(unseen) // 2
     first, second = measures.acceptance_length(unseen[:middle]), measures.acceptance_length(unseen[middle:])
-    return Measured(second, {"first_half": first, "rising": first is not None and second is not None and second > first})
+    if first is None or second is None:
+        return Measured(second, {"reason": f"a half of the unseen prompts of {CHATS} has no verify steps"})
+    change = measures.acceptance_change(unseen[:middle], unseen[middle:])
+    return Measured(second, {"first_half": first, "change": shown(change), "rising": change.low > 0, "prompts": len(unseen)})
 
 
 def _shift_speed_up(results: Results) -> Measured:
@@ -95,6 +108,9 @@ def _shift_speed_up(results: Results) -> Measured:
         found[phase.name] = measures.speed_up(paired)
     if not found:
         return Measured(None, {"reason": "the traffic does not shift"})
+    lacking = [name for name, estimate in found.items() if isnan(estimate.value)]
+    if lacking:
+        return Measured(None, {"reason": f"{OURS} and {STATIC} share nothing to compare at the end of {', '.join(lacking)}"})
     return Measured(min(estimate.value for estimate in found.values()), {name: shown(one) for name, one in found.items()})
 
 
@@ -102,7 +118,7 @@ def _worst_minute(other: str) -> Callable[[Results], Measured]:
     def measure(results: Results) -> Measured:
         worst = measures.worst_minute(results.arms[OURS], results.arms[other])
         if worst is None:
-            return Measured(None, {"reason": f"{OURS} and {other} share no request"})
+            return Measured(None, {"reason": f"{OURS} and {other} share no request to compare"})
         detail = {"interval": shown(worst.speed_up), "at_s": round(worst.start_s, 1), "phase": worst.phase,
                   "requests": worst.num_pairs, "windows": worst.num_windows}  # fmt: skip
         return Measured(worst.speed_up.value, detail)
@@ -113,12 +129,14 @@ def _worst_minute(other: str) -> Callable[[Results], Measured]:
 def _return_windows(results: Results) -> Measured:
     """Back to the first domain."""
     phases = results.benchmark.phases_of(_arm(results, OURS))
-    again = [phase.name for phase in phases[2:] if phase.traffic == phases[0].traffic]
+    home = phases[0].traffic
+    left = next((place for place, phase in enumerate(phases) if phase.traffic != home), len(phases))
+    again = [phase.name for phase in phases[left:] if phase.traffic == home]
     if not again:
         return Measured(None, {"reason": f"no later phase of {OURS} has the traffic of {phases[0].name!r}"})
-    number = measures.windows_to_regain(results.arms[OURS], phases[0].name, again[0])
+    number = measures.windows_to_regain(results.arms[OURS], phases[left - 1].name, again[0])
     if number is None:
-        return Measured(None, {"reason": "no verify steps to judge by"})
+        return Measured(None, {"reason": f"no canary window of {measures.CANARY_STEPS} verify steps to judge by"})
     return Measured(number, {"window": f"{measures.CANARY_STEPS} verify steps"})
 
 
@@ -128,9 +146,9 @@ def _cold_batch(results: Results) -> Measured:
 
 def _ratio(results: Results, judged: str, other: str, among: Sequence[Answer] | None = None) -> Measured:
     paired = measures.pairs(results.arms[judged], results.arms[other], among)
-    if not paired:
-        return Measured(None, {"reason": f"{judged} and {other} share none of these requests"})
     found = measures.speed_up(paired)
+    if isnan(found.value):
+        return Measured(None, {"reason": f"{judged} and {other} share none of these requests"})
     return Measured(found.value, {"interval": shown(found), "requests": len(paired)})
 
 

@@ -126,7 +126,7 @@ def _choose(settings: CurriculumSettings, records: Mapping[int, Record], num_gro
     unseen = [problem for problem in range(settings.num_problems) if problem not in records]
     # A draw decides about the fraction of a problem, so that small rounds explore as well.
     num_exploring = int(num_groups * settings.exploration + random.random())
-    num_exploring = max(num_exploring, min(num_groups - len(learnable), num_groups))
+    num_exploring = max(num_exploring, num_groups - len(learnable))
     exploring = _explore(unseen, aside, records, num_exploring, random)
     taught = _weighted(learnable, [_teaches(records[problem]) for problem in learnable], num_groups - len(exploring), random)
     chosen = [*taught, *exploring]

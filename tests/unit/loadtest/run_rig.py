@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,18 @@ from loadtest.run.target import Admin, Target
 from loadtest.scenario import Scenario
 from loadtest.schedule import plan
 from loadtest.traffic import Prompt
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """As if the disk were full behind that many bytes of each file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
 
 PROMPTS = tuple(Prompt(f"p{index}", ({"role": "user", "content": f"question {index}"},)) for index in range(50))
 ERROR = {"message": "the engine failed", "type": "server_error", "param": None, "code": "engine_failed"}

@@ -6,14 +6,14 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from run_rig import Server, lines, serving
+from run_rig import Server, largest_file, lines, serving
 
 from loadtest.bars.registry import Measured
 from loadtest.learning.arms import RunningArm
@@ -60,6 +60,8 @@ class Machine:
     """Arms that do not start."""
     is_broken: bool = False
     """Requests are refused."""
+    largest_file_bytes: int | None = None
+    """As if the disk were full behind that."""
 
     @asynccontextmanager
     async def start(self, arm: Arm, settings: Sequence[str]) -> AsyncIterator[RunningArm]:
@@ -71,7 +73,8 @@ class Machine:
             asked=self.asked.setdefault(arm.name, []),
         )
         async with serving(server) as url:
-            yield _Kept(url)
+            with nullcontext() if self.largest_file_bytes is None else largest_file(self.largest_file_bytes):
+                yield _Kept(url)
 
 
 class _Kept(RunningArm):
@@ -112,7 +115,12 @@ def test_every_arm_does_the_same_work(tmp_path: Path) -> None:
     assert found["shift_speed_up"].value == pytest.approx(1.0, abs=0.5)
     assert any("P4.shift_speed_up" in line for line in said)
     assert json.loads((tmp_path / "learning.json").read_text())["arms"].keys() == {"none", "fresh", "static", "ours"}
-    assert "<svg" in (tmp_path / "learning.html").read_text()
+    page = (tmp_path / "learning.html").read_text()
+    assert "<svg" in page
+    rows = {name: page.split(f"<td>{name}</td>")[1].split("</tr>")[0] for name in ("none", "fresh", "ours")}
+    assert "1.000 (1.000 to 1.000)" in rows["none"]
+    assert "(" not in rows["fresh"], "it shares no request with none"
+    assert "(" in rows["ours"]
 
 
 def test_an_arms_directory_is_that_of_any_load_test(tmp_path: Path) -> None:
@@ -160,9 +168,10 @@ def test_an_arm_starts_from_where_the_other_ended(tmp_path: Path) -> None:
 def test_arms_from_another_draft_are_not_mixed_in(tmp_path: Path) -> None:
     run(tmp_path, Machine())
     shutil.rmtree(tmp_path / "fresh")
-    results, failures, _ = run(tmp_path, Machine())
+    results, failures, said = run(tmp_path, Machine())
     assert list(results.arms) == ["none", "fresh"]
     assert set(failures) == {"static", "ours"}
+    assert "ours is not available: what it left is of other work or settings, or from another draft" in said
 
 
 def test_an_arm_without_the_draft_it_starts_from_fails_and_says_so(tmp_path: Path) -> None:
@@ -183,6 +192,23 @@ def test_an_arm_whose_requests_failed_is_marked(tmp_path: Path) -> None:
     assert "fresh IS NOT VALID: 8 of 8 requests failed" in said
 
 
+def test_an_arm_of_which_not_everything_could_be_kept_is_not_done(tmp_path: Path) -> None:
+    _, failures, _ = run(tmp_path, Machine(largest_file_bytes=2000), arms=["none"])
+    assert "what came since is lost" in failures["none"]
+    results, failures, said = run(tmp_path, Machine(), arms=["none"])
+    assert not failures
+    assert list(results.arms) == ["none"], "it is run again where there is room"
+    assert "none: done before" not in said
+
+
+def test_an_arm_does_not_start_from_the_draft_of_other_work(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), arms=["fresh"])
+    machine = Machine()
+    _, failures, _ = run(tmp_path, machine, arms=["ours"], benchmark=Benchmark.read(SMOKE, ["seed=1"]))
+    assert "which ran with other work or settings" in failures["ours"]
+    assert not machine.started
+
+
 def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
     run(tmp_path, Machine(), arms=["none"])
     changed = Benchmark.read(SMOKE, ["seed=1"])
@@ -197,6 +223,12 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     _, failures, _ = run(tmp_path, Machine(), arms=["none"])
     assert "holds something that is no arm" in failures["none"]
     assert (tmp_path / "none" / "thesis.tex").read_text() == "precious"
+    (tmp_path / "none" / "scenario.toml").write_text('name = "none"')
+    _, failures, _ = run(tmp_path, Machine(), arms=["none"])
+    assert "holds something that is no arm" in failures["none"], "somebody's load test of that name"
+    (tmp_path / "none" / "scenario.toml").write_text('name = "smoke, none"')
+    _, failures, _ = run(tmp_path, Machine(), arms=["none"])
+    assert not failures, "an arm that was interrupted is begun anew"
 
 
 def test_an_unknown_arm_is_refused(tmp_path: Path) -> None:

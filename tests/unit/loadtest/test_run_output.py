@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from run_rig import largest_file
 from written_run import ENDED, request, write_run
 
 from loadtest.measures.run_directory import RunDirectory
@@ -64,17 +62,6 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         Output(tmp_path, Scenario.read(path, []))
     with pytest.raises(OutputError, match="cannot write"):
         Output(path / "under-a-file", Scenario.read(path, []))
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """As if the disk were full behind that many bytes of each file."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path: Path) -> None:
