@@ -78,10 +78,13 @@ class DomainWindow:
     def newest(self, num_steps: int) -> dict[str, Tally]:
         """The shortest end of the window that has so many verify steps, else all of it."""
         found: dict[str, Tally] = {}
+        num_found = 0
         for batch in reversed(self._batches):
-            if _num_steps(found) >= num_steps:
+            if num_found >= num_steps:
                 break
-            found = _sum(found, batch)
+            for domain, tally in batch.items():
+                found[domain] = found[domain] + tally if domain in found else tally
+                num_found += tally.num_verify_steps
         return found
 
 
@@ -154,9 +157,11 @@ class FloorWatch:
         if floor != self._floor:
             self._floor, self._active, self._left = floor, None, None
             self._stint_from = self._known_from = {}
+            self._min_steps = self._settings.min_verify_steps
         if active == self._active or active is None:
             return
         self._active = active
+        self._not_before_s = 0.0
         now = self._ledger.totals_by_domain(active)
         if active == floor:
             known_from = {domain: self._mark(domain, tally) for domain, tally in now.items()}
@@ -212,12 +217,12 @@ class FloorWatch:
             num_sigmas=SIGMAS_BACK,
         )
         self.view = FloorView(state="back", version=floor, floor_version=floor, reason=f"draft {left.leaves}: {verdict.reason}")
-        if verdict.outcome == "roll_back":
-            return FloorChange(left.leaves, floor, f"the floor is worse on the traffic of now: {verdict.reason}", stint)
         if verdict.outcome == "pass":
             self._left, self._min_steps = None, self._settings.min_verify_steps
-        elif time.monotonic() > self._deadline_s:
+        elif time.monotonic() > self._deadline_s:  # also where the draft cannot be had back: it may be gone from disk
             self._left = None
+        elif verdict.outcome == "roll_back":
+            return FloorChange(left.leaves, floor, f"the floor is worse on the traffic of now: {verdict.reason}", stint)
         return None
 
     def _known(self, floor: int) -> dict[str, Tally]:
