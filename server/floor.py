@@ -4,11 +4,12 @@ The canary asks once, after a swap, whether the new draft is worse than the one 
 that was better may be worse than the floor. This is noticed here, by served AL alone.
 
 What can be known: only the active draft serves, so nothing tells what the floor would do *now*. Known is what it did itself when it
-last served on a domain (the engines' counters, so a gateway that restarts knows it as far back as engines live). Simulated AL is
-not used: its error as a measure of served AL is known for a draft's whole mix of domains only. What a domain's name means may have
-changed meanwhile, and then its traffic is taken for a loss. So the floor's return is itself a measurement: back in service, the floor
-is compared with what the draft it replaced did a moment ago, and where it is clearly worse that draft serves again. From then on
-the floor is known by these newest numbers, and the next return takes more evidence.
+last served on a domain (the engines' counters, so a gateway that restarts knows it as far back as engines live and while the floor
+is among the drafts they still count). Simulated AL is not used: its error as a measure of served AL is known for a draft's whole mix
+of domains only. What a domain's name means may have changed meanwhile, and then its traffic is taken for a loss. So the floor's
+return is itself a measurement: back in service, the floor is compared with what the draft it replaced did a moment ago, and where
+it lacks more than `canary.max_relative_drop` that draft serves again. From then on the floor is known by these newest numbers, and
+the next return takes more evidence.
 
 Of a domain on which the floor never served nothing is known. It counts neither way, and where most of the traffic is such, nothing is done.
 """
@@ -39,7 +40,7 @@ MIN_KNOWN_SHARE = 0.5
 SIGMAS_LOST = 4.0
 """More than the canary's: this watch never ends, so chance gets thousands of tries."""
 SIGMAS_BACK = 1.0
-"""Back in service both drafts are measured on the traffic of now, and one of them has to serve: the likelier one does."""
+"""Back in service both drafts are measured on the traffic of now, and one of them has to serve: the likelier one does, beyond the canary's tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
