@@ -144,9 +144,16 @@ class LearnerCollector:
             "Share of emitted tokens that the active draft can propose.",
             labels=["tenant", "domain"],
         )
+        counted = GaugeMetricFamily(
+            "paceline_draft_vocabulary_coverage_tokens",
+            "Emitted tokens that coverage is told by, older ones counting less.",
+            labels=["tenant", "domain"],
+        )
         for one in report.vocabulary_coverage:
             covered.add_metric([one.tenant, one.domain], one.share)
+            counted.add_metric([one.tenant, one.domain], one.num_tokens)
         yield covered
+        yield counted
         decisions = CounterMetricFamily("paceline_gate_decisions", "Gate decisions.", labels=["outcome"])
         for outcome, count in report.num_gate_decisions.items():
             decisions.add_metric([outcome], count)

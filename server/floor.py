@@ -4,11 +4,12 @@ The canary asks once, after a swap, whether the new draft is worse than the one 
 that was better may be worse than the floor. This is noticed here, by served AL alone.
 
 What can be known: only the active draft serves, so nothing tells what the floor would do *now*. Known is what it did itself when it
-last served on a domain (the engines' counters, so a gateway that restarts knows it as far back as engines live). Simulated AL is
-not used: its error as a measure of served AL is known for a draft's whole mix of domains only. What a domain's name means may have
-changed meanwhile, and then its traffic is taken for a loss. So the floor's return is itself a measurement: back in service, the floor
-is compared with what the draft it replaced did a moment ago, and where it is clearly worse that draft serves again. From then on
-the floor is known by these newest numbers, and the next return takes more evidence.
+last served on a domain (the engines' counters, so a gateway that restarts knows it as far back as engines live and while the floor
+is among the drafts they still count). Simulated AL is not used: its error as a measure of served AL is known for a draft's whole mix
+of domains only. What a domain's name means may have changed meanwhile, and then its traffic is taken for a loss. So the floor's
+return is itself a measurement: back in service, the floor is compared with what the draft it replaced did a moment ago, and where
+it lacks more than `canary.max_relative_drop` that draft serves again. From then on the floor is known by these newest numbers, and
+the next return takes more evidence.
 
 Of a domain on which the floor never served nothing is known. It counts neither way, and where most of the traffic is such, nothing is done.
 """
@@ -39,7 +40,7 @@ MIN_KNOWN_SHARE = 0.5
 SIGMAS_LOST = 4.0
 """More than the canary's: this watch never ends, so chance gets thousands of tries."""
 SIGMAS_BACK = 1.0
-"""Back in service both drafts are measured on the traffic of now, and one of them has to serve: the likelier one does."""
+"""Back in service both drafts are measured on the traffic of now, and one of them has to serve: the likelier one does, beyond the canary's tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,13 @@ class DomainWindow:
     def newest(self, num_steps: int) -> dict[str, Tally]:
         """The shortest end of the window that has so many verify steps, else all of it."""
         found: dict[str, Tally] = {}
+        num_found = 0
         for batch in reversed(self._batches):
-            if _num_steps(found) >= num_steps:
+            if num_found >= num_steps:
                 break
-            found = _sum(found, batch)
+            for domain, tally in batch.items():
+                found[domain] = found[domain] + tally if domain in found else tally
+                num_found += tally.num_verify_steps
         return found
 
 
@@ -154,9 +158,11 @@ class FloorWatch:
         if floor != self._floor:
             self._floor, self._active, self._left = floor, None, None
             self._stint_from = self._known_from = {}
+            self._min_steps = self._settings.min_verify_steps
         if active == self._active or active is None:
             return
         self._active = active
+        self._not_before_s = 0.0
         now = self._ledger.totals_by_domain(active)
         if active == floor:
             known_from = {domain: self._mark(domain, tally) for domain, tally in now.items()}
@@ -212,12 +218,12 @@ class FloorWatch:
             num_sigmas=SIGMAS_BACK,
         )
         self.view = FloorView(state="back", version=floor, floor_version=floor, reason=f"draft {left.leaves}: {verdict.reason}")
-        if verdict.outcome == "roll_back":
-            return FloorChange(left.leaves, floor, f"the floor is worse on the traffic of now: {verdict.reason}", stint)
         if verdict.outcome == "pass":
             self._left, self._min_steps = None, self._settings.min_verify_steps
-        elif time.monotonic() > self._deadline_s:
+        elif time.monotonic() > self._deadline_s:  # also where the draft cannot be had back: it may be gone from disk
             self._left = None
+        elif verdict.outcome == "roll_back":
+            return FloorChange(left.leaves, floor, f"the floor is worse on the traffic of now: {verdict.reason}", stint)
         return None
 
     def _known(self, floor: int) -> dict[str, Tally]:

@@ -87,37 +87,41 @@ def measure_design_effect(windows: Iterable[Sequence[Tally]]) -> float:
     """
     excess, num_free = _PRIOR_DESIGN_EFFECT * _PRIOR_BATCHES, _PRIOR_BATCHES
     for batches in windows:
-        if len(batches) < 2:
+        depth = min(map(_depth, batches), default=0)
+        if len(batches) < 2 or depth == 0:
             continue
-        whole = total(batches)
-        depth = min(map(_depth, batches))
-        mean, variance = _moments(whole, depth)
-        squares = sum(batch.num_verify_steps * (_moments(batch, depth)[0] - mean) ** 2 for batch in batches)
-        excess += squares / (variance * whole.num_verify_steps)
+        rates = total(batches).rates()[:depth]
+        excess += sum(
+            (sum(batch.rates()[:depth]) - sum(rates)) ** 2 / variance_of_mean(rates, batch.proposed) for batch in batches
+        )
         num_free += len(batches) - 1
     return max(excess / num_free, 1.0)
 
 
 def _compare(candidate: Tally, baseline: Tally) -> _Comparison:
     depth = min(_depth(candidate), _depth(baseline))
-    candidate_mean, candidate_variance = _moments(candidate, depth)
-    baseline_mean, baseline_variance = _moments(baseline, depth)
-    return _Comparison(candidate.num_verify_steps, candidate_mean, baseline_mean, candidate_variance + baseline_variance)
+    means = [sum(tally.rates()[:depth]) for tally in (candidate, baseline)]
+    # By the rates of both together, as if they were alike: a few steps that went one way by chance would seem to have no spread.
+    rates = (candidate + baseline).rates()[:depth]
+    variance = variance_of_mean(rates, candidate.proposed) + variance_of_mean(rates, baseline.proposed)
+    return _Comparison(candidate.num_verify_steps, means[0], means[1], variance)
 
 
 def _depth(tally: Tally) -> int:
-    """Positions proposed at least once; a depth change between the two drafts must not look like a change of AL."""
-    return sum(1 for proposed in tally.proposed if proposed)
+    """Positions proposed often enough to be compared; a depth change between the two drafts must not look like a change of AL."""
+    enough = min(MIN_BASELINE_STEPS, max(tally.proposed, default=0))
+    return sum(1 for proposed in tally.proposed if proposed and proposed >= enough)
 
 
-def _moments(tally: Tally, depth: int) -> tuple[float, float]:
-    """Mean accepted tokens over the first `depth` positions, and the variance of that mean.
+def variance_of_mean(rates: Sequence[float], proposed: Sequence[int]) -> float:
+    """Of the sum of `rates`, the mean accepted tokens of a step, where position i was proposed in `proposed[i]` steps.
 
-    With L the accepted tokens of a step: E[L] = sum P(L > i), E[L^2] = sum (2i + 1) P(L > i).
+    With L the accepted tokens: E[L] = sum P(L > i), and of positions i < j, where the deeper one's n_j steps are among the other's n_i,
+    Cov = P(L > j) (1 - P(L > i)) / n_i. Where all n are alike this is Var(L) / n.
     """
-    rates = tally.rates()[:depth]
-    mean = sum(rates)
-    square = sum((2 * position + 1) * rate for position, rate in enumerate(rates))
-    # A run of equal outcomes has no spread of its own; one unlike outcome in n is what it cannot exclude.
-    spread = max(square - mean**2, 1.0 / tally.num_verify_steps)
-    return mean, spread / tally.num_verify_steps
+    variance = 0.0
+    for position, (rate, num_steps) in enumerate(zip(rates, proposed, strict=False)):
+        # A run of equal outcomes has no spread of its own; one unlike outcome in n is what it cannot exclude.
+        own = max(rate * (1.0 - rate), 1.0 / num_steps)
+        variance += (own + 2.0 * (1.0 - rate) * sum(rates[position + 1 :])) / num_steps
+    return variance

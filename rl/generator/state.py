@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from rl.generator.answer import Piece
 from rl.trajectory import Trajectory, Turn, WeightSpan
+from wire.errors import SchemaMismatch
 from wire.spec import SCHEMA_VERSION
 
 
@@ -89,3 +90,10 @@ class GeneratorState(Struct, frozen=True, kw_only=True, tag="generator_state"):
 
     schema_version: int = SCHEMA_VERSION
     groups: tuple[OpenGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise SchemaMismatch(
+                f"open groups of schema {self.schema_version}, this process reads {SCHEMA_VERSION}; resume with the release that "
+                "wrote them"
+            )

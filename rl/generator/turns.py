@@ -63,7 +63,7 @@ class RunningRollout:
         """With the tokens of the stream under way whose target is known."""
         if self.answer is None or self.saved.partial is None:
             return self.saved
-        return replace(self.saved, partial=self.saved.partial.extended(self.answer.piece()))
+        return replace(self.saved, partial=_extended(self.saved.partial, self.answer))
 
 
 class Turns:
@@ -157,15 +157,21 @@ class Turns:
             raise Lost("the engine gave it up")
 
     def _keep(self, rollout: RunningRollout, turn: PartialTurn, answer: Answer) -> None:
-        piece = answer.piece()
-        if not turn.output_token_ids:
-            turn = replace(turn, draft_version=answer.draft_version)
-        rollout.saved = replace(rollout.saved, partial=turn.extended(piece))
-        self._counts.num_tokens += len(piece.token_ids)
-        self._counts.num_unattributed_tokens += answer.num_tokens - len(piece.token_ids)
+        extended = _extended(turn, answer)
+        num_kept = len(extended.output_token_ids) - len(turn.output_token_ids)
+        rollout.saved = replace(rollout.saved, partial=extended)
+        self._counts.num_tokens += num_kept
+        self._counts.num_unattributed_tokens += answer.num_tokens - num_kept
 
     def _seed(self, rollout: RunningRollout) -> int:
         """Another one for each request: an engine that goes on with used random numbers would draw the same places of another text."""
         place = (self._settings.seed, rollout.group_id, rollout.saved.sample_index, rollout.saved.attempt)
         text = ".".join(map(str, (*place, rollout.saved.num_requests)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def _extended(turn: PartialTurn, answer: Answer) -> PartialTurn:
+    """With what can be kept of an answer; the draft is that of the turn's first tokens."""
+    if not turn.output_token_ids:
+        turn = replace(turn, draft_version=answer.draft_version)
+    return turn.extended(answer.piece())

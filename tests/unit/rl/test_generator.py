@@ -17,6 +17,7 @@ from rl.generator.probe import probe
 from rl.generator.state import GeneratorState
 from rl.staleness.ledger import Ledger, LedgerState
 from wire.errors import ConfigError
+from wire.spec import SCHEMA_VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +177,7 @@ def test_a_stopped_run_goes_on_from_a_checkpoint_with_the_tokens_it_had(tmp_path
             kept = {rollout.turns[0].turn.output_token_ids for rollout in saved if rollout.turns}
             partial = [rollout.partial for rollout in saved if rollout.partial and rollout.partial.output_token_ids]
             assert partial
+            assert {turn.draft_version for turn in partial} == {4}
             del made.groups[handed_over:]
             made.ledger, _ = Ledger.resume(ledger, 0, eta=1, groups_per_version=2)
             num_before = len(made.stand_in.bodies)
@@ -190,6 +192,12 @@ def test_a_stopped_run_goes_on_from_a_checkpoint_with_the_tokens_it_had(tmp_path
                 assert has_ended or any(tuple(ids[-len(turn.output_token_ids) :]) == turn.output_token_ids for ids in asked)
 
     run(scenario())
+
+
+def test_open_groups_of_another_release_are_refused_with_both_schemas() -> None:
+    raw = msgspec.msgpack.decode(msgspec.msgpack.encode(GeneratorState()))
+    with pytest.raises(msgspec.ValidationError, match=f"open groups of schema 99, this process reads {SCHEMA_VERSION}"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(raw | {"schema_version": 99}), type=GeneratorState)
 
 
 def test_running_groups_nothing_is_known_of_are_evicted_on_resuming(tmp_path: Path) -> None:

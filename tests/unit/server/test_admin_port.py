@@ -96,6 +96,7 @@ def test_learner_reports_and_gets_orders(tmp_path: Path) -> None:
                 "paceline_learner_dropped_requests_total": 8.0,
                 "paceline_learner_wanted_vocabulary_size": 9000.0,
                 'paceline_draft_vocabulary_coverage{domain="code",tenant="acme"}': 0.96,
+                'paceline_draft_vocabulary_coverage_tokens{domain="code",tenant="acme"}': 900.0,
                 'paceline_gate_decisions_total{outcome="rejected"}': 3.0,
                 "paceline_learner_up": 1.0,
             }.items():

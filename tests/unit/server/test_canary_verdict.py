@@ -8,7 +8,7 @@ from alike_requests import Requests, tally
 
 from server.acceptance import BATCHES_PER_WINDOW, Window
 from server.tally import Tally
-from server.verdict import judge, measure_design_effect
+from server.verdict import judge, measure_design_effect, variance_of_mean
 
 
 def verdict(candidate: dict[str, Tally], baseline: dict[str, Tally]):  # type: ignore[no-untyped-def]
@@ -78,6 +78,43 @@ def test_a_drop_within_the_noise_of_requests_that_are_alike_waits() -> None:
 def test_the_design_effect_of_nothing_is_the_prior_and_of_equal_batches_less() -> None:
     assert measure_design_effect([]) == measure_design_effect([[tally(200, 100)]]) == pytest.approx(4.0)
     assert measure_design_effect([[tally(200, 100)] * 10]) == pytest.approx(4 * 4 / 13)
+
+
+def mostly_shallow(rng: np.random.Generator, num_deep: int, rate: float = 0.6) -> Tally:
+    """2,000 steps of which so many proposed three tokens and the others one."""
+    first = rng.binomial(num_deep, rate)
+    second = rng.binomial(first, rate)
+    accepted = (first + rng.binomial(2000 - num_deep, rate), second, rng.binomial(second, rate))
+    return Tally(2000, (2000, num_deep, num_deep), tuple(map(int, accepted)))
+
+
+@pytest.mark.parametrize("num_deep", [2000, 200, 40, 5])
+def test_positions_that_were_seldom_proposed_are_as_uncertain_as_they_are(num_deep: int) -> None:
+    """Depth differs by batch size, so deep positions may have few proposals. Four sigmas of equal drafts are next to never."""
+    rng = np.random.default_rng(num_deep)
+    outcomes = [
+        judge(
+            {"d": mostly_shallow(rng, num_deep)},
+            {"d": mostly_shallow(rng, 2000)},
+            min_verify_steps=200,
+            max_relative_drop=0.03,
+            design_effect=1.0,
+            num_sigmas=4.0,
+        ).outcome
+        for _ in range(500)
+    ]
+    assert outcomes.count("roll_back") == 0
+
+
+@pytest.mark.parametrize("num_deep", [2000, 200, 40])
+def test_the_variance_is_that_of_means_over_steps_of_several_depths(num_deep: int) -> None:
+    rng = np.random.default_rng(num_deep)
+    drawn = [mostly_shallow(rng, num_deep) for _ in range(2000)]
+    expected = np.var([sum(one.rates()) for one in drawn])
+    assert variance_of_mean([0.6, 0.36, 0.216], drawn[0].proposed) == pytest.approx(expected, rel=0.15)
+    equal = Tally(2000, (2000, 2000, 2000), (1200, 720, 432))
+    square = 1200 + 3 * 720 + 5 * 432  # of L: E[L^2] = sum (2i + 1) P(L > i)
+    assert variance_of_mean(equal.rates(), equal.proposed) == pytest.approx((square / 2000 - 1.176**2) / 2000)
 
 
 def test_the_design_effect_grows_with_the_spread_of_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,12 +31,13 @@ class Scene:
 
     drafts: Drafts
     seed: int
+    settings: CanarySettings = SETTINGS
     counts: dict[tuple[int, str], Tally] = field(default_factory=dict)
     changes: list[FloorChange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ledger = AcceptanceLedger(max_label_values=8, window_steps=CANARY_WINDOWS * SETTINGS.min_verify_steps)
-        self.watch = FloorWatch(self.ledger, self.drafts, SETTINGS)
+        self.watch = FloorWatch(self.ledger, self.drafts, self.settings)
         self._rng = np.random.default_rng(self.seed)
 
     def serve(self, seconds: int, acceptance: dict[int, float], domain: str = "d", *, until_change: bool = False) -> int:
@@ -73,14 +75,14 @@ class Scene:
         return change is not None
 
 
-def scene(tmp_path: Path, seed: int = 0) -> Scene:
+def scene(tmp_path: Path, seed: int = 0, settings: CanarySettings = SETTINGS) -> Scene:
     """The floor serves, the learned draft is in the store."""
     store = DraftStore(tmp_path)
     if store.active() is None:
         store.set_active(publish(tmp_path, gate=None))
         store.set_floor(FLOOR)
         publish(tmp_path)
-    return Scene(Drafts(store), seed)
+    return Scene(Drafts(store), seed, settings)
 
 
 def test_a_draft_that_falls_below_the_floor_is_left_within_a_canary_window(tmp_path: Path) -> None:
@@ -201,6 +203,33 @@ def test_a_floor_that_is_no_worse_stays(tmp_path: Path) -> None:
     world.serve(600, {FLOOR: 0.5, LEARNED: 0.1})
     assert [change.version for change in world.changes] == [FLOOR]
     assert (world.watch.view.state, world.drafts.active) == ("idle", FLOOR)
+
+
+def test_a_draft_that_cannot_be_had_back_is_given_up_at_the_deadline(tmp_path: Path) -> None:
+    world = scene(tmp_path, settings=SETTINGS.model_copy(update={"deadline_s": 0.5}))
+    world.serve(100, {FLOOR: 0.6})
+    world.drafts.active = LEARNED
+    world.serve(200, {FLOOR: 0.6, LEARNED: 0.2}, until_change=True)
+    assert world.drafts.active == FLOOR
+    world.watch.evaluate()
+    world.count(FLOOR, "d", tally(2000, 0, 0, 0))
+    give_up_s = time.monotonic() + 30.0
+    while world.watch.view.state != "idle" and time.monotonic() < give_up_s:
+        world.watch.evaluate()  # and nobody can do what it says
+    assert world.watch.view.state == "idle"
+    assert world.watch.evaluate() is None
+
+
+def test_why_one_draft_could_not_be_left_is_not_said_of_the_next(tmp_path: Path) -> None:
+    world = scene(tmp_path)
+    world.drafts.active = LEARNED
+    world.watch.evaluate()
+    world.watch.postpone("the engine is busy")
+    world.watch.evaluate()
+    assert world.watch.view.reason == "the engine is busy"
+    world.drafts.active = LEARNED + 1
+    world.watch.evaluate()
+    assert (world.watch.view.version, world.watch.view.reason) == (LEARNED + 1, "no verify steps yet")
 
 
 def test_the_end_of_a_window_over_all_domains_is_in_order_of_time() -> None:
