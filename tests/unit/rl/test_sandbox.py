@@ -99,6 +99,13 @@ def test_a_flood_of_output_is_capped_on_either_stream() -> None:
         assert len(ran.stdout) + len(ran.stderr) == 10_000
 
 
+def test_a_flood_on_both_streams_shares_the_cap() -> None:
+    source = "import os\nwhile True: os.write(1, b'x' * 4096); os.write(2, b'x' * 4096)"
+    for output_bytes in range(10_000, 10_010):
+        ran = run(source, Limits(wall_s=300.0, output_bytes=output_bytes))
+        assert len(ran.stdout) + len(ran.stderr) == output_bytes
+
+
 def test_memory_is_limited() -> None:
     ran = run("try: bytearray(1 << 30)\nexcept MemoryError: print('refused')", Limits(wall_s=300.0, memory_bytes=256 << 20))
     assert ran.stdout == b"refused\n"
@@ -193,14 +200,14 @@ print('left it')
     wait_until(lambda: not processes_of(marker), "for the end of the child")
 
 
-def in_a_world_without_namespaces(source: str, execution: Execution) -> str:
+def in_a_world_without_namespaces(source: str, execution: Execution, wall_s: float = 100.0) -> str:
     """What becomes of a program where the kernel refuses further namespaces: an outer one that may have none inside."""
     code = f"""
 import asyncio
 from rl.environments.interface import EnvironmentFailed
 from rl.environments.sandbox import Limits, run_program
 try:
-    ran = asyncio.run(run_program({source!r}, Limits(wall_s=4.0), {execution!r}))
+    ran = asyncio.run(run_program({source!r}, Limits(wall_s={wall_s}), {execution!r}))
     print(ran.outcome, ran.exit_code, ran.is_isolated, ran.stdout.decode().strip())
 except EnvironmentFailed as error:
     print('refused:', error)
@@ -227,7 +234,7 @@ ctypes.CDLL(None).prctl(15, {marker!r}.encode(), 0, 0, 0)
 os.fork()
 time.sleep(600)
 """
-    assert in_a_world_without_namespaces(source, "limits_only").startswith("out_of_time 137 False")
+    assert in_a_world_without_namespaces(source, "limits_only", wall_s=4.0).startswith("out_of_time 137 False")
     wait_until(lambda: not processes_of(marker), "for the end of both")
 
 
