@@ -148,6 +148,10 @@ class Episode(Protocol):
         """The verdict; called once, after a step that is done, or earlier where whoever plays gives up."""
         ...
 
+    async def close(self) -> None:
+        """Give back what it holds; called once at its end, whether it was scored or not."""
+        ...
+
 
 class Environment(Protocol):
     """A family of problems. It is built in a worker process, once, and plays many episodes at a time."""

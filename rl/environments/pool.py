@@ -54,7 +54,7 @@ class _Worker:
                 answer = msgpack.decode(await child.receive(), type=FromWorker)
         except (ChildDied, TimeoutError) as error:
             await child.stop()
-            raise WorkerDied(f"an environment worker did not begin: {error or 'it said nothing in time'}") from error
+            raise WorkerDied(f"an environment worker did not begin: {str(error) or 'it said nothing in time'}") from error
         except BaseException:
             await child.stop()
             raise
@@ -133,13 +133,16 @@ class EnvironmentPool:
         self._call_timeout_s = call_timeout_s
         self._workers = workers
         self._replacing = asyncio.Lock()
+        self._is_closed = False
         self._episode_ids = itertools.count()
         self.num_restarts = 0
         """Workers that died and were replaced."""
 
     @classmethod
     async def start(cls, configs: Sequence[EnvironmentConfig], *, num_workers: int, call_timeout_s: float = 120.0) -> Self:
-        """Raises ConfigError where an environment cannot be built in a worker; nothing runs then."""
+        """Raises ConfigError where an environment cannot be built in a worker, WorkerDied where one does not begin; nothing runs then."""
+        if num_workers < 1:
+            raise ConfigError(f"environments need a worker or more, got {num_workers}")
         begun = await asyncio.gather(
             *(_Worker.start(configs, call_timeout_s) for _ in range(num_workers)), return_exceptions=True
         )
@@ -162,11 +165,16 @@ class EnvironmentPool:
         return await RemoteEpisode.begin(self, problem, next(self._episode_ids))
 
     async def close(self) -> None:
-        await asyncio.gather(*(worker.finish() for worker in self._workers))
+        """Calls under way fail, and no worker begins any more."""
+        self._is_closed = True
+        async with self._replacing:
+            await asyncio.gather(*(worker.finish() for worker in self._workers))
 
     async def place(self) -> _Worker:
         """The worker with the fewest episodes; dead ones are replaced first. Raises WorkerDied where one does not begin."""
         async with self._replacing:
+            if self._is_closed:
+                raise WorkerDied("the pool of environment workers is closed")
             for index, worker in enumerate(self._workers):
                 if worker.is_dead:
                     try:
@@ -235,6 +243,9 @@ class RemoteEpisode:
                 if self._excluded:
                     break
                 result = await self._worker.call(call) if call and self._worker else self._steps[0]
+            except asyncio.CancelledError:
+                await self.close()  # nobody knows what the worker has seen of the call; who goes on begins again
+                raise
             except WorkerDied as error:
                 self.num_restarts += 1
                 last = error
@@ -262,6 +273,7 @@ class RemoteEpisode:
                 return self._exclude(step)
             assert isinstance(step, Step)
             if place < len(self._steps) and not _is_same(step, self._steps[place]):
+                await worker.forget(self._episode_id)
                 return self._exclude(
                     Excluded("not_reproducible", f"step {place} of {self.problem} differs when it is begun again")
                 )
