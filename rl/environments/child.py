@@ -43,6 +43,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def send(self, frame: bytes) -> None:
         """Raises ChildDied."""
         assert self._process.stdin

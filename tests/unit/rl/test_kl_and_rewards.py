@@ -21,7 +21,7 @@ def test_both_estimators_have_the_divergence_as_their_mean() -> None:
 
 
 def test_k3_of_close_policies_does_not_cancel() -> None:
-    assert float(k3(torch.tensor(1e-4, dtype=torch.float32))) == pytest.approx(5e-9, abs=5e-9)
+    assert float(k3(torch.tensor(1e-4, dtype=torch.float32))) == pytest.approx(5e-9, rel=0.01)
     assert float(k3(torch.tensor(1e-6, dtype=torch.float64))) == pytest.approx(5e-13, rel=1e-3)
     assert float(k3(torch.tensor(log(2.0), dtype=torch.float64))) == pytest.approx(1.0 - log(2.0))
 
