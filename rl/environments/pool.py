@@ -8,6 +8,7 @@ takes its workers down again and again is given up, and then it is excluded, lik
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -21,7 +22,8 @@ from rl.environments.settings import EnvironmentConfig
 from wire.errors import ConfigError
 
 MAX_RESTARTS = 2
-"""Of one episode, within one call: so often may workers die over it."""
+"""Of one episode, within one call: so often may workers die over it. Its last try is no other episode's, so that neighbours of one that
+kills its workers are not given up with it."""
 _READY_DEADLINE_S = 120.0
 
 
@@ -134,6 +136,7 @@ class EnvironmentPool:
         self._workers = workers
         self._replacing = asyncio.Lock()
         self._is_closed = False
+        self.last_try = asyncio.Lock()
         self._episode_ids = itertools.count()
         self.num_restarts = 0
         """Workers that died and were replaced."""
@@ -234,15 +237,12 @@ class RemoteEpisode:
 
     async def _call(self, call: Call | None) -> Step | Scored | Excluded:
         """Make a call, or only begin; where the worker dies, begin again elsewhere and make it there."""
-        for _ in range(1 + MAX_RESTARTS):
+        for restart in range(1 + MAX_RESTARTS):
             if self._excluded:
                 break
             try:
-                if self._worker is None or self._worker.is_dead:
-                    await self._begin_on(await self._pool.place())
-                if self._excluded:
-                    break
-                result = await self._worker.call(call) if call and self._worker else self._steps[0]
+                async with self._pool.last_try if restart == MAX_RESTARTS else contextlib.nullcontext():
+                    result = await self._try(call)
             except asyncio.CancelledError:
                 await self.close()  # nobody knows what the worker has seen of the call; who goes on begins again
                 raise
@@ -257,6 +257,14 @@ class RemoteEpisode:
             self._exclude(Excluded(last.reason, f"{1 + MAX_RESTARTS} times in a row: {last}"))
         assert self._excluded
         return self._excluded
+
+    async def _try(self, call: Call | None) -> Step | Scored | Excluded:
+        """On the worker it is on, or one it begins again on; raises WorkerDied."""
+        if self._worker is None or self._worker.is_dead:
+            await self._begin_on(await self._pool.place())
+        if self._excluded:
+            return self._excluded
+        return await self._worker.call(call) if call and self._worker else self._steps[0]
 
     async def _begin_on(self, worker: _Worker) -> None:
         """Reset and take the actions so far again; raises WorkerDied. Where it goes another way than before it is excluded."""

@@ -151,6 +151,21 @@ def test_an_environment_that_kills_every_worker_is_excluded_and_the_others_go_on
     with_pool([CORRIDOR, misbehaving("die")], play)
 
 
+def test_neighbours_of_an_environment_that_kills_every_worker_are_not_excluded() -> None:
+    """Their calls are under way on the same worker each time it is killed."""
+
+    async def play(pool: EnvironmentPool) -> None:
+        poison = await opened(pool, "die")
+        neighbours = [await opened(pool, "corridor", seed) for seed in range(3)]
+        excluded, *steps = await asyncio.gather(
+            poison.step(Action("left")), *(episode.step(way_to_treasure(episode.first)) for episode in neighbours)
+        )
+        assert isinstance(excluded, Excluded)
+        assert all(isinstance(step, Step) for step in steps)
+
+    with_pool([CORRIDOR, misbehaving("die")], play)
+
+
 def test_an_environment_that_hangs_is_excluded() -> None:
     async def play(pool: EnvironmentPool) -> None:
         excluded = await (await opened(pool, "hang")).step(Action("left"))
