@@ -1,7 +1,8 @@
 """What an environment is: problems that are reset, stepped and scored, and the messages these exchange.
 
-One episode is `reset` once, `step` once for every turn of the model, `score` at its end. A question with one answer is the special
-case of one step; a simulator observes after every action. Everything that leaves an environment is a frozen, versioned message.
+One episode is `reset` once, `step` once for every turn of the model, `score` at its end, then `close`. A question with one answer
+is the special case of one step; a simulator observes after every action. Everything that leaves an environment is a frozen, versioned
+message.
 """
 
 from __future__ import annotations

@@ -51,14 +51,18 @@ def main(limits: dict[str, Any]) -> int:
         os.close(status_fd)
         return _code_of(os.waitpid(init, 0)[1])
     _die_with_parent()
+    achieved, program_uid = "isolated", scratch_uid if is_root else None
     try:
         _change_root(directory, limits["disk_bytes"])
     except OSError as error:
-        os.write(status_fd, f"failed: cannot build the root of the sandbox: {error}".encode())
-        return 1
+        if limits["is_isolation_required"]:
+            os.write(status_fd, f"failed: cannot build the root of the sandbox: {error}".encode())
+            return 1
+        os.chdir(directory)
+        achieved, program_uid = f"limits: cannot build the root of the sandbox: {error}", None  # the directory is ours alone
     program = os.fork()
     if program == 0:
-        return _become_program(limits, "isolated", scratch_uid if is_root else None)
+        return _become_program(limits, achieved, program_uid)
     os.close(status_fd)
     while True:
         ended, how = os.wait()

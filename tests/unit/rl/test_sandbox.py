@@ -15,6 +15,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
+from rl.environments import sandbox_init
 from rl.environments.interface import EnvironmentFailed
 from rl.environments.sandbox import Execution, Limits, Ran, run_program
 
@@ -223,6 +224,20 @@ def test_without_namespaces_limits_alone_are_taken_only_where_they_were_asked_fo
     need_isolation()
     assert in_a_world_without_namespaces("print(1 + 1)", "limits_only") == "exited 0 False 2"
     assert in_a_world_without_namespaces("print(1 + 1)", "isolated").startswith("refused: the sandbox did not start")
+
+
+def test_where_mounts_are_refused_limits_alone_are_taken_only_where_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_isolation()
+    source = Path(sandbox_init.__file__).read_text()
+    refusing = 'def _mount(*words, **more):\n    raise OSError(1, "no mounts here")\n\n\nif __name__ =='
+    (tmp_path / "init.py").write_text(source.replace("if __name__ ==", refusing))
+    monkeypatch.setattr("rl.environments.sandbox._INIT", tmp_path / "init.py")
+    ran = run("print(open('program.py').read())")
+    assert (ran.outcome, ran.exit_code, ran.is_isolated) == ("exited", 0, False)
+    with pytest.raises(EnvironmentFailed, match="no mounts here"):
+        run("", execution="isolated")
 
 
 def test_without_namespaces_children_end_with_the_program_as_well() -> None:
