@@ -98,6 +98,7 @@ def test_a_simulator_is_played_to_its_end_in_a_worker() -> None:
         assert scored.reward == pytest.approx((total + 1) / 2)
         assert not scored.is_truncated
         assert os.getpid() not in pool.worker_pids
+        assert [os.getsid(pid) for pid in pool.worker_pids] == pool.worker_pids  # a terminal's Ctrl-C does not reach them
 
     with_pool([CORRIDOR], play)
 
