@@ -30,9 +30,8 @@ def extract_answer(text: str) -> str:
 
 def _last_tagged(text: str) -> str | None:
     """The contents of the last `<answer>` that is closed; None where there is none."""
-    end = text.rfind(_CLOSED)
-    start = text.rfind(_OPENED, 0, end) if end >= 0 else -1
-    return text[start + len(_OPENED) : end] if start >= 0 else None
+    start = text.rfind(_OPENED, 0, max(text.rfind(_CLOSED), 0))
+    return text[start + len(_OPENED) : text.find(_CLOSED, start)] if start >= 0 else None
 
 
 def _last_boxed(text: str) -> str | None:

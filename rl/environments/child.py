@@ -33,15 +33,22 @@ class Child:
 
     @classmethod
     async def start(cls, module: str) -> Self:
-        """Run a module of ours, which calls `frames_of_child` first."""
+        """Run a module of ours, which calls `frames_of_child` first, in a session of its own: Ctrl-C is for us, and we end it."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", module, str(os.getpid())),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         return cls(process)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
 
     async def send(self, frame: bytes) -> None:
         """Raises ChildDied."""

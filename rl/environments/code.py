@@ -23,7 +23,8 @@ from rl.environments.splits import pick
 from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+_LANGUAGES = ("", "python", "py", "python3")
 _KEPT_STDERR_BYTES = 500
 
 
@@ -81,8 +82,11 @@ class Code(SingleTurn[CodeProblem]):
 
 
 def solution_of(text: str, problem: CodeProblem) -> str:
-    """The program an answer means: its last code block, or all of it, as the whole function or as what the prompt is completed by."""
-    blocks = _BLOCK.findall(text)
+    """The program an answer means, as the whole function or as what the prompt is completed by.
+
+    Its last block that is called Python or nothing; where there is none, all of it.
+    """
+    blocks = [code for language, code in _BLOCK.findall(text) if language.strip().lower() in _LANGUAGES]
     code = blocks[-1] if blocks else text
     is_whole = re.search(rf"^def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE)
     return f"{problem.prompt.rstrip()}\n    pass\n\n{code}" if is_whole else problem.prompt + code
@@ -92,7 +96,7 @@ def test_program(solution: str, problem: CodeProblem) -> str:
     """A program that says the word it is given on standard input only after every test has passed.
 
     A solution that ends the process early, or prints, does not get there. One that looks for the word in the frames above it does:
-    it runs in the same interpreter.
+    it runs in the same interpreter. So does one whose results call themselves equal to whatever the tests expect.
     """
     return f"""
 def main():

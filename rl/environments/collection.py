@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
                         problems.append(decoder.decode(line))
                     except msgspec.DecodeError as error:
                         raise ConfigError(f"{path}, line {number}: {error}") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not problems:
         raise ConfigError(f"{path} holds no problem; one JSON object a line is wanted")

@@ -1,7 +1,8 @@
 """What an environment is: problems that are reset, stepped and scored, and the messages these exchange.
 
-One episode is `reset` once, `step` once for every turn of the model, `score` at its end. A question with one answer is the special
-case of one step; a simulator observes after every action. Everything that leaves an environment is a frozen, versioned message.
+One episode is `reset` once, `step` once for every turn of the model, `score` at its end, then `close`. A question with one answer
+is the special case of one step; a simulator observes after every action. Everything that leaves an environment is a frozen, versioned
+message.
 """
 
 from __future__ import annotations
@@ -146,6 +147,10 @@ class Episode(Protocol):
 
     async def score(self) -> Scored:
         """The verdict; called once, after a step that is done, or earlier where whoever plays gives up."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what it holds; called once at its end, whether it was scored or not."""
         ...
 
 

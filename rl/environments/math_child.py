@@ -8,12 +8,16 @@ usage: python -m rl.environments.math_child PARENT_PID
 
 from __future__ import annotations
 
+import resource
 import sys
 
 from msgspec import msgpack
 
 from rl.environments.child import frames_of_child, read_frame, write_frame
 from rl.environments.math_verifier import Comparison, Verdict
+
+MEMORY_BYTES = 4 << 30
+"""Of address space: a tower of powers takes all there is, before it is late."""
 
 
 def compare(comparison: Comparison) -> Verdict:
@@ -34,6 +38,9 @@ def _boxed(answer: str) -> str:
 
 def main() -> None:
     incoming, outgoing = frames_of_child(int(sys.argv[1]))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     compare(Comparison("1", "1"))  # imports computer algebra, which takes longer than any answer may
     write_frame(outgoing, msgpack.encode("ready"))
     while (frame := read_frame(incoming)) is not None:

@@ -34,7 +34,8 @@ class MathVerifier:
         """Waits for a free process. `out_of_time` also where it dies over an answer. Raises EnvironmentFailed where none starts."""
         child = await self._free.get()
         try:
-            if child is None:
+            if child is None or child.has_ended:  # one that died between answers is no verdict on the next one
+                child = None
                 child = await _start()
             async with asyncio.timeout(self._deadline_s):
                 await child.send(msgpack.encode(Comparison(expected, said)))
@@ -42,13 +43,13 @@ class MathVerifier:
         except (TimeoutError, ChildDied):
             if child is None:
                 raise EnvironmentFailed("no process for math-verify starts; is the package math-verify installed?") from None
-            await child.stop()
-            child = None
+            late, child = child, None
+            await late.stop()
             return "out_of_time"
         except asyncio.CancelledError:
             if child is not None:
-                await child.stop()
-                child = None
+                late, child = child, None
+                await late.stop()
             raise
         finally:
             self._free.put_nowait(child)

@@ -8,6 +8,7 @@ takes its workers down again and again is given up, and then it is excluded, lik
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -21,7 +22,8 @@ from rl.environments.settings import EnvironmentConfig
 from wire.errors import ConfigError
 
 MAX_RESTARTS = 2
-"""Of one episode, within one call: so often may workers die over it."""
+"""Of one episode, within one call: so often may workers die over it. Its last try is no other episode's, so that neighbours of one that
+kills its workers are not given up with it."""
 _READY_DEADLINE_S = 120.0
 
 
@@ -54,7 +56,7 @@ class _Worker:
                 answer = msgpack.decode(await child.receive(), type=FromWorker)
         except (ChildDied, TimeoutError) as error:
             await child.stop()
-            raise WorkerDied(f"an environment worker did not begin: {error or 'it said nothing in time'}") from error
+            raise WorkerDied(f"an environment worker did not begin: {str(error) or 'it said nothing in time'}") from error
         except BaseException:
             await child.stop()
             raise
@@ -133,13 +135,17 @@ class EnvironmentPool:
         self._call_timeout_s = call_timeout_s
         self._workers = workers
         self._replacing = asyncio.Lock()
+        self._is_closed = False
+        self.last_try = asyncio.Lock()
         self._episode_ids = itertools.count()
         self.num_restarts = 0
         """Workers that died and were replaced."""
 
     @classmethod
     async def start(cls, configs: Sequence[EnvironmentConfig], *, num_workers: int, call_timeout_s: float = 120.0) -> Self:
-        """Raises ConfigError where an environment cannot be built in a worker; nothing runs then."""
+        """Raises ConfigError where an environment cannot be built in a worker, WorkerDied where one does not begin; nothing runs then."""
+        if num_workers < 1:
+            raise ConfigError(f"environments need a worker or more, got {num_workers}")
         begun = await asyncio.gather(
             *(_Worker.start(configs, call_timeout_s) for _ in range(num_workers)), return_exceptions=True
         )
@@ -162,11 +168,16 @@ class EnvironmentPool:
         return await RemoteEpisode.begin(self, problem, next(self._episode_ids))
 
     async def close(self) -> None:
-        await asyncio.gather(*(worker.finish() for worker in self._workers))
+        """Calls under way fail, and no worker begins any more."""
+        self._is_closed = True
+        async with self._replacing:
+            await asyncio.gather(*(worker.finish() for worker in self._workers))
 
     async def place(self) -> _Worker:
         """The worker with the fewest episodes; dead ones are replaced first. Raises WorkerDied where one does not begin."""
         async with self._replacing:
+            if self._is_closed:
+                raise WorkerDied("the pool of environment workers is closed")
             for index, worker in enumerate(self._workers):
                 if worker.is_dead:
                     try:
@@ -226,15 +237,15 @@ class RemoteEpisode:
 
     async def _call(self, call: Call | None) -> Step | Scored | Excluded:
         """Make a call, or only begin; where the worker dies, begin again elsewhere and make it there."""
-        for _ in range(1 + MAX_RESTARTS):
+        for restart in range(1 + MAX_RESTARTS):
             if self._excluded:
                 break
             try:
-                if self._worker is None or self._worker.is_dead:
-                    await self._begin_on(await self._pool.place())
-                if self._excluded:
-                    break
-                result = await self._worker.call(call) if call and self._worker else self._steps[0]
+                async with self._pool.last_try if restart == MAX_RESTARTS else contextlib.nullcontext():
+                    result = await self._try(call)
+            except asyncio.CancelledError:
+                await self.close()  # nobody knows what the worker has seen of the call; who goes on begins again
+                raise
             except WorkerDied as error:
                 self.num_restarts += 1
                 last = error
@@ -246,6 +257,14 @@ class RemoteEpisode:
             self._exclude(Excluded(last.reason, f"{1 + MAX_RESTARTS} times in a row: {last}"))
         assert self._excluded
         return self._excluded
+
+    async def _try(self, call: Call | None) -> Step | Scored | Excluded:
+        """On the worker it is on, or one it begins again on; raises WorkerDied."""
+        if self._worker is None or self._worker.is_dead:
+            await self._begin_on(await self._pool.place())
+        if self._excluded:
+            return self._excluded
+        return await self._worker.call(call) if call and self._worker else self._steps[0]
 
     async def _begin_on(self, worker: _Worker) -> None:
         """Reset and take the actions so far again; raises WorkerDied. Where it goes another way than before it is excluded."""
@@ -262,6 +281,7 @@ class RemoteEpisode:
                 return self._exclude(step)
             assert isinstance(step, Step)
             if place < len(self._steps) and not _is_same(step, self._steps[place]):
+                await worker.forget(self._episode_id)
                 return self._exclude(
                     Excluded("not_reproducible", f"step {place} of {self.problem} differs when it is begun again")
                 )

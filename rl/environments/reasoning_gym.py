@@ -3,20 +3,26 @@
 The package's own scores give credit for text that merely contains the answer or resembles it, so that shorter wrong answers earn
 more than longer ones: a policy learns that before it learns to reason. Here an answer is taken out of the text first and then
 is right, 1, or not, 0.
+
+Some of its scorers run an answer as Python (`eval`, sympy's `parse_expr`). They get readers instead that run nothing; tasks whose
+scorers need more than that are refused.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Literal
 
 from msgspec import Struct
 from pydantic import Field
 
 from rl.environments.answers import extract_answer
+from rl.environments.calculator import calculate
 from rl.environments.interface import Action, EnvironmentFailed, Info, Observation, Split
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
@@ -30,6 +36,27 @@ _LATER_CATEGORIES = ("algorithmic", "code", "arc")
 """They need more of other packages."""
 _SCORER_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, SyntaxError, RecursionError)
 """Raised by some scorers over answers they cannot parse: those are wrong answers."""
+
+
+def _whole(expression: str) -> int:
+    """The scorer of puzzle24 cuts off what is behind the point: 24.5 would be 24. Raises ValueError."""
+    value: Fraction = calculate(expression)
+    if value.denominator != 1:
+        raise ValueError(f"{expression!r} is no whole number")
+    return int(value)
+
+
+_HARMLESS_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "binary_matrix": ("eval", ast.literal_eval),
+    "countdown": ("parse_expr", calculate),
+    "n_queens": ("eval", ast.literal_eval),
+    "puzzle24": ("parse_expr", _whole),
+    "spiral_matrix": ("eval", ast.literal_eval),
+    "string_insertion": ("eval", ast.literal_eval),
+}
+"""By task: what its scorer reads an answer with, and what takes its place in the scorer's module."""
+_REFUSED_TASKS = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
+"""Their scorers give the answer to sympy, which runs it as Python."""
 
 
 class ReasoningGymConfig(EnvironmentConfig):
@@ -84,6 +111,17 @@ def strict(credit: float) -> float:
     return float(credit == 1.0)
 
 
+def _disarm(task: str, dataset: type) -> None:
+    """Keep its scorer from running answers; raises ConfigError where that takes away what it needs."""
+    if task in _REFUSED_TASKS:
+        raise ConfigError(
+            f"the scorer of {task!r} runs what the model answers as a program, outside any sandbox; choose another task"
+        )
+    if task in _HARMLESS_READERS:
+        name, reader = _HARMLESS_READERS[task]
+        setattr(sys.modules[dataset.__module__], name, reader)
+
+
 def _creator_of(task: str) -> Any:
     """The package's `create_dataset`, once the task is registered with it; raises ConfigError.
 
@@ -103,6 +141,7 @@ def _creator_of(task: str) -> Any:
         except ModuleNotFoundError as error:
             absent[category] = error.name or str(error)
         if factory and task in factory.DATASETS:
+            _disarm(task, factory.DATASETS[task][0])
             return factory.create_dataset
     lacks = "".join(f"; its {category} tasks need the module {module}" for category, module in absent.items())
     tasks = ", ".join(sorted(factory.DATASETS)) if factory else "none"

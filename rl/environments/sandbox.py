@@ -130,7 +130,7 @@ async def _watch(
     async def read(stream: asyncio.StreamReader) -> None:
         nonlocal room
         while chunk := await stream.read(_CHUNK_BYTES):
-            said[stream] += chunk[:room]
+            said[stream] += chunk[: max(room, 0)]  # the other stream may have used it up
             room -= len(chunk)
             if room < 0:
                 raise OverflowError

@@ -23,7 +23,7 @@ from typing import Any
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-_KEPT_FLAGS = {os.ST_NOEXEC: 8, os.ST_NOATIME: 1024, os.ST_RELATIME: 1 << 21}
+_KEPT_FLAGS = {os.ST_NOEXEC: 8, os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}
 """Flags of a mount that a user namespace may not take away, as statvfs and as mount call them."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin")
@@ -51,14 +51,18 @@ def main(limits: dict[str, Any]) -> int:
         os.close(status_fd)
         return _code_of(os.waitpid(init, 0)[1])
     _die_with_parent()
+    achieved, program_uid = "isolated", scratch_uid if is_root else None
     try:
         _change_root(directory, limits["disk_bytes"])
     except OSError as error:
-        os.write(status_fd, f"failed: cannot build the root of the sandbox: {error}".encode())
-        return 1
+        if limits["is_isolation_required"]:
+            os.write(status_fd, f"failed: cannot build the root of the sandbox: {error}".encode())
+            return 1
+        os.chdir(directory)
+        achieved, program_uid = f"limits: cannot build the root of the sandbox: {error}", None  # the directory is ours alone
     program = os.fork()
     if program == 0:
-        return _become_program(limits, "isolated", scratch_uid if is_root else None)
+        return _become_program(limits, achieved, program_uid)
     os.close(status_fd)
     while True:
         ended, how = os.wait()

@@ -54,6 +54,9 @@ class SingleTurnEpisode(Generic[P]):
         parts, info = await self._environment.judge(self._problem, action)
         return Scored(tuple(parts), is_truncated=action.is_truncated, info=info)
 
+    async def close(self) -> None:
+        """There is nothing to give back."""
+
 
 def ask(text: str) -> Chat:
     """A question as one user message."""

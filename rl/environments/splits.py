@@ -26,14 +26,19 @@ def split_of(text: str) -> Split:
     return "heldout" if digest < HELDOUT_FRACTION * 2**64 else "train"
 
 
+def seed_in_split(seed: int, split: Split) -> int:
+    """The seed in its split's own range; raises EnvironmentFailed where it is none of the range."""
+    if seed >= _HELDOUT_SEEDS_BEGIN:
+        raise EnvironmentFailed(f"seed {seed} is not below {_HELDOUT_SEEDS_BEGIN}")
+    return seed + (_HELDOUT_SEEDS_BEGIN if split == "heldout" else 0)
+
+
 def draw(seed: int, split: Split, make: Callable[[int], T], text_of: Callable[[T], str]) -> T:
     """The problem of a seed: the first of its draws that belongs to the split; `make` gets a seed of its own for each.
 
     Raises EnvironmentFailed where none does: the environment has no problems of that split, or hardly any.
     """
-    if seed >= _HELDOUT_SEEDS_BEGIN:
-        raise EnvironmentFailed(f"seed {seed} is not below {_HELDOUT_SEEDS_BEGIN}")
-    first = (seed + (_HELDOUT_SEEDS_BEGIN if split == "heldout" else 0)) * _MAX_DRAWS
+    first = seed_in_split(seed, split) * _MAX_DRAWS
     for own_seed in range(first, first + _MAX_DRAWS):
         problem = make(own_seed)
         if split_of(text_of(problem)) == split:

@@ -107,6 +107,9 @@ class ToolsEpisode:
         }
         return Scored(tuple(parts), self._is_truncated, info)
 
+    async def close(self) -> None:
+        """There is nothing to give back."""
+
     def _call(self, text: str) -> str:
         """The tool's answer; what is wrong with a call is an answer as well."""
         self._num_calls += 1

@@ -15,7 +15,7 @@ class RewardModelSettings(Config):
     learning_rate: float = Field(0.5, gt=0.0)
     gap_weight: float = Field(1.0, ge=0.0)
     """Of the contrastive loss between a right answer and its corruption, beside each one's own."""
-    decay: float = Field(1e-4, ge=0.0)
+    decay: float = Field(1e-4, ge=0.0, lt=1.0)
     """Of its weights per update, so that what a policy no longer writes is forgotten."""
     max_disagreement: float = Field(0.1, gt=0.0, lt=1.0)
     """More verdicts than this against the rule are an alarm."""

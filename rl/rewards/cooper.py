@@ -81,7 +81,7 @@ class Cooper:
         try:
             tensors = load(state)
             num_steps = int(tensors.pop(_NUM_STEPS))
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TrainerError(f"{len(state)} bytes are no state of a reward model: {error}; begin it anew") from error
         self.model.load(tensors)
         self._num_steps = num_steps

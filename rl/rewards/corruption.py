@@ -19,9 +19,10 @@ _NUM_TRIES = 8
 def corrupt(claim: Claim, is_right: Callable[[str], bool], generator: np.random.Generator) -> Claim | None:
     """The claim with another answer at each place where the reference stands, which the rule refuses.
 
-    None where the reference does not stand in it word by word (4/2 for 2), or nothing wrong came of it.
+    None where the reference does not stand in it word by word (4/2 or -2 for 2), or nothing wrong came of it. Numbers are whole as they
+    are for the model's features (`claims.py`).
     """
-    spot = re.compile(rf"(?<![\w.]){re.escape(claim.reference)}(?!\w|\.\d)", re.IGNORECASE)
+    spot = re.compile(rf"(?<![\w.])(?<!\d[,/])(?<!-(?=\d)){re.escape(claim.reference)}(?!\w|[.,/]\d)", re.IGNORECASE)
     if not claim.reference or not spot.search(claim.completion):
         return None
     for _ in range(_NUM_TRIES):

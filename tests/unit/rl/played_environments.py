@@ -39,6 +39,44 @@ class TokenEcho(Corridor):
         return [1, 2, seed], {}
 
 
+class TupleState(Corridor):
+    """Its state is a tuple of whole numbers, like that of gymnasium's Blackjack; what it tells besides has odd keys."""
+
+    def _seen(self) -> Any:
+        return self._place, self._treasure
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[Any, Any]]:
+        return (*super().step(action)[:4], {3: "three", "place": self._place})
+
+
+class Held(Corridor):
+    """Notes in a file what is opened and closed."""
+
+    def __init__(self, notes: str, how: str = "") -> None:
+        super().__init__()
+        self._notes, self._how = notes, how
+        self._note("opened")
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        if self._how == "broken reset":
+            raise RuntimeError("no reset")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._how == "broken step":
+            raise RuntimeError("no step")
+        return super().step(action)
+
+    def close(self) -> None:
+        self._note("closed")
+        if self._how == "broken close":
+            raise RuntimeError("no close")
+
+    def _note(self, word: str) -> None:
+        with open(self._notes, "a") as notes:
+            notes.write(word + "\n")
+
+
 class Misbehaving(Corridor):
     """Every step does what `how` says."""
 

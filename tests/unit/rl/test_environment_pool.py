@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -11,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import msgpack
+from waiting import wait_until
 
-from rl.environments.interface import Action, Chat, Excluded, Problem, Scored, Step
+from rl.environments.frames import FromWorker, Reply, ResetCall, StepCall
+from rl.environments.interface import Action, Chat, ChatMessage, Excluded, Problem, Scored, Split, Step, Text, Tokens
 from rl.environments.pool import MAX_RESTARTS, EnvironmentPool, RemoteEpisode
 from rl.environments.registry import read_environments
+from rl.environments.single_turn import SingleTurnEpisode
+from rl.environments.worker import Worker
 from wire.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -92,6 +98,7 @@ def test_a_simulator_is_played_to_its_end_in_a_worker() -> None:
         assert scored.reward == pytest.approx((total + 1) / 2)
         assert not scored.is_truncated
         assert os.getpid() not in pool.worker_pids
+        assert [os.getsid(pid) for pid in pool.worker_pids] == pool.worker_pids  # a terminal's Ctrl-C does not reach them
 
     with_pool([CORRIDOR], play)
 
@@ -145,6 +152,21 @@ def test_an_environment_that_kills_every_worker_is_excluded_and_the_others_go_on
     with_pool([CORRIDOR, misbehaving("die")], play)
 
 
+def test_neighbours_of_an_environment_that_kills_every_worker_are_not_excluded() -> None:
+    """Their calls are under way on the same worker each time it is killed."""
+
+    async def play(pool: EnvironmentPool) -> None:
+        poison = await opened(pool, "die")
+        neighbours = [await opened(pool, "corridor", seed) for seed in range(3)]
+        excluded, *steps = await asyncio.gather(
+            poison.step(Action("left")), *(episode.step(way_to_treasure(episode.first)) for episode in neighbours)
+        )
+        assert isinstance(excluded, Excluded)
+        assert all(isinstance(step, Step) for step in steps)
+
+    with_pool([CORRIDOR, misbehaving("die")], play)
+
+
 def test_an_environment_that_hangs_is_excluded() -> None:
     async def play(pool: EnvironmentPool) -> None:
         excluded = await (await opened(pool, "hang")).step(Action("left"))
@@ -186,6 +208,143 @@ def test_an_episode_that_goes_another_way_from_the_same_seed_is_excluded(tmp_pat
         assert excluded.reason == "not_reproducible"
 
     with_pool([misbehaving("differ", marker=str(tmp_path / "died"))], play)
+
+
+def test_a_state_that_is_a_tuple_is_text_and_a_list_of_whole_numbers_is_token_ids() -> None:
+    tuples = CORRIDOR | {"name": "tuples", "factory": "played_environments:TupleState"}
+    instructed = tuples | {"name": "instructed", "instruction": "Walk."}
+    tokens = CORRIDOR | {"name": "tokens", "factory": "played_environments:TokenEcho"}
+
+    async def play(pool: EnvironmentPool) -> None:
+        for name, system in (("tuples", ()), ("instructed", (ChatMessage("system", "Walk."),))):
+            episode = await opened(pool, name)
+            assert isinstance(episode.first.observation, Chat)
+            assert episode.first.observation.messages[:-1] == system
+            step = await episode.step(Action("left" if "(0" not in episode.first.observation.messages[-1].content else "right"))
+            assert isinstance(step, Step)
+            assert step.observation is None or isinstance(step.observation, Chat)
+            assert set(step.info) == {"place"}
+        assert (await opened(pool, "tokens")).first.observation == Tokens((1, 2, 3))
+
+    with_pool([tuples, instructed, tokens], play)
+
+
+@pytest.mark.parametrize("how", ["", "broken reset", "broken step", "broken close", "given up"])
+def test_what_an_episode_holds_is_given_back_however_it_ends(how: str, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    table = CORRIDOR | {"factory": "played_environments:Held", "parameters": {"notes": str(notes), "how": how}}
+
+    async def play(pool: EnvironmentPool) -> None:
+        episode = await pool.reset(Problem("corridor", 3))
+        if how == "given up":
+            assert isinstance(episode, RemoteEpisode)
+            await episode.close()
+        elif isinstance(episode, RemoteEpisode):
+            assert isinstance(await walk(episode), Excluded if how == "broken step" else Scored)
+        wait_until(lambda: notes.read_text() == "opened\nclosed\n", "for the end of the simulator")
+
+    with_pool([table], play)
+    assert notes.read_text() == "opened\nclosed\n"
+
+
+def test_episodes_that_are_open_when_the_pool_closes_are_closed(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    table = CORRIDOR | {"factory": "played_environments:Held", "parameters": {"notes": str(notes)}}
+
+    async def play(pool: EnvironmentPool) -> None:
+        await opened(pool, "corridor")
+
+    with_pool([table], play)
+    assert notes.read_text() == "opened\nclosed\n"
+
+
+async def cancelled_under_way(pool: EnvironmentPool, call: Any) -> None:
+    """Cancel a call that the worker has been sent and does not answer yet."""
+    (worker,) = pool._workers
+    os.kill(worker.pid, signal.SIGSTOP)
+    task = asyncio.ensure_future(call)
+    while not worker._pending:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    os.kill(worker.pid, signal.SIGCONT)
+
+
+def test_a_cancelled_step_is_not_taken() -> None:
+    async def play(pool: EnvironmentPool) -> None:
+        undisturbed = await walk(await opened(pool, "corridor"))
+        episode = await opened(pool, "corridor")
+        await cancelled_under_way(pool, episode.step(way_to_treasure(episode.first)))
+        assert await walk(episode) == undisturbed
+
+    with_pool([CORRIDOR], play)
+
+
+def test_an_episode_whose_reset_is_cancelled_is_given_back(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    table = CORRIDOR | {"factory": "played_environments:Held", "parameters": {"notes": str(notes)}}
+
+    async def play(pool: EnvironmentPool) -> None:
+        await cancelled_under_way(pool, pool.reset(Problem("corridor", 3)))
+        assert pool._workers[0].num_episodes == 0
+        wait_until(lambda: notes.exists() and notes.read_text() == "opened\nclosed\n", "for the end of the simulator")
+
+    with_pool([table], play)
+
+
+def test_nothing_begins_once_the_pool_is_closed() -> None:
+    async def play(pool: EnvironmentPool) -> None:
+        episode = await opened(pool, "corridor")
+        pids = pool.worker_pids
+        await pool.close()
+        excluded = await episode.step(way_to_treasure(episode.first))
+        assert isinstance(excluded, Excluded)
+        assert "closed" in excluded.detail
+        assert pool.worker_pids == pids
+
+    with_pool([CORRIDOR], play)
+
+
+def test_a_message_that_the_pool_cannot_read_excludes_its_episode_and_the_worker_lives() -> None:
+    class OddEpisode(SingleTurnEpisode[Any]):
+        def __init__(self) -> None:
+            """There is no problem."""
+
+        @property
+        def first(self) -> Step:
+            return Step(Text("begin"))
+
+        async def step(self, action: Action) -> Step:
+            return Step(Text("x" * int(action.text)), info={3: 4} if action.text == "3" else {})  # type: ignore[dict-item]
+
+    class Odd:
+        async def reset(self, seed: int, split: Split) -> OddEpisode:
+            return OddEpisode()
+
+        async def close(self) -> None:
+            pass
+
+    async def run() -> None:
+        worker = Worker({"odd": Odd()})
+        for text, says in (("2", None), ("3", "Expected `str`"), (str(65 << 20), "bytes")):
+            await worker.reply(ResetCall(1, Problem("odd", 0)))
+            reply = msgpack.decode(await worker.reply(StepCall(1, Action(text))), type=FromWorker)
+            assert isinstance(reply, Reply)
+            if says is None:
+                assert isinstance(reply.result, Step)
+            else:
+                assert isinstance(reply.result, Excluded)
+                assert says in reply.result.detail
+
+    asyncio.run(run())
+
+
+def test_a_pool_has_a_worker_at_least() -> None:
+    with pytest.raises(ConfigError, match="a worker or more"):
+        with_pool([CORRIDOR], lambda pool: asyncio.sleep(0), num_workers=0)
 
 
 def test_many_episodes_share_few_workers() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from rl.environments.interface import Action, Chat, Environment, EnvironmentFail
 from rl.environments.procedural import brevity, last_number
 from rl.environments.registry import build, read_environments
 from rl.environments.splits import HELDOUT_FRACTION, draw, pick, split_of
+from wire.errors import ConfigError
 
 needs_reasoning_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="the package reasoning-gym is not installed"
@@ -114,6 +117,8 @@ def test_an_environment_without_problems_of_a_split_fails() -> None:
         ("I add 3 and 4\n7", "7"),
         ("It is 3 or 4", "It is 3 or 4"),
         ("<answer>1</answer> or <answer>never closed", "1"),
+        ("<answer>1</answer></answer>", "1"),
+        ("</answer> 1", "</answer> 1"),
         ("The answer is:\n7", "7"),
         ("", ""),
         (r"never closed \boxed{3", r"never closed \boxed{3"),
@@ -210,3 +215,42 @@ def test_no_scorer_gives_anything_between(task: str) -> None:
     built = environment(kind="reasoning_gym", task=task)
     for text in ("P", "3", "the answer is 1/2", "(((", "9" * 5000, "\x00", "None", "{}"):
         assert answered(built, text).reward in (0.0, 1.0)
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("task", ["binary_matrix", "n_queens", "countdown", "puzzle24"])
+def test_no_answer_is_run_as_a_program(task: str, tmp_path: Path) -> None:
+    built = environment(kind="reasoning_gym", task=task)
+    ran = tmp_path / "ran"
+    program = f"open({str(ran)!r}, 'w').write('x')"
+    for answer in (program, f"[{program}]", f"(1).__class__ and {program}", f"().__class__.__base__ or {program}"):
+        assert answered(built, f"<answer>{answer}</answer>").reward == 0.0
+    assert not ran.exists()
+
+
+@needs_reasoning_gym
+def test_every_scorer_that_runs_answers_is_disarmed_or_refused() -> None:
+    """The package's sources name them; what else they run is their own."""
+    from rl.environments.reasoning_gym import _HARMLESS_READERS, _REFUSED_TASKS
+
+    found = importlib.util.find_spec("reasoning_gym")
+    assert found is not None
+    assert found.origin is not None
+    runs = re.compile(r"(?:\beval|\bexec|\bparse_expr|\bsympify)\((?:answer|user_\w+|predicted_\w+|cleaned_\w+)\b")
+    package = Path(found.origin).parent
+    running = {path.stem for path in package.rglob("*.py") if runs.search(path.read_text(encoding="utf-8"))}
+    assert running == {*_HARMLESS_READERS, *_REFUSED_TASKS}
+    for task in _REFUSED_TASKS:
+        with pytest.raises(ConfigError, match="outside any sandbox"):
+            environment(kind="reasoning_gym", task=task)
+
+
+@needs_reasoning_gym
+def test_arithmetic_is_still_read() -> None:
+    built = environment(kind="reasoning_gym", task="countdown")
+    episode: Any = asyncio.run(built.reset(0, "train"))
+    assert answered(built, f"<answer>{episode._problem.entry['metadata']['expression']}</answer>").reward == 1.0
+    puzzle: Any = environment(kind="reasoning_gym", task="puzzle24")
+    entry = asyncio.run(puzzle.reset(0, "train"))._problem
+    assert entry.dataset.score_answer("9 * 5 / 2 + 2", entry.entry) < 1.0
+    assert entry.dataset.score_answer("8 * 3 * 1 * 1", entry.entry) == 1.0

@@ -58,6 +58,7 @@ def test_tables_become_typed_configurations() -> None:
         ),
         ("[[environment]]\nname='x'\nkind='gym'\nfactory='a.b'\nreward_range=[0,1]", "module:callable"),
         ("[[environment]]\nname='x'\nkind='gym'\nfactory='a:b'\nreward_range=[1,0]", "from low to high"),
+        ("[[environment]]\nname='x'\nkind='gym'\nfactory='a:b'\nreward_range=[0,1]\nactions={Go=0,'go.'=1}", "differ in more"),
         ("[[environment]]\nname='x'\nkind='code'\nlimits={wall_s=0}", "limits.wall_s"),
     ],
 )

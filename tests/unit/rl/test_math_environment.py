@@ -8,10 +8,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
+from rl.environments.child import Child
 from rl.environments.interface import Action, EnvironmentFailed
 from rl.environments.math import Math, MathConfig, MathProblem
+from rl.environments.math_child import MEMORY_BYTES
 from rl.environments.math_verifier import MathVerifier, Verdict
 
 pytestmark = pytest.mark.skipif(
@@ -55,6 +58,23 @@ def test_an_answer_that_computes_without_end_is_out_of_time_and_the_next_one_is_
 
 def test_a_late_process_is_killed_and_replaced() -> None:
     assert compared([("12", "12")] * 2, deadline_s=1e-9) == ["out_of_time"] * 2
+
+
+def test_a_process_that_dies_between_answers_is_no_verdict() -> None:
+    async def run() -> None:
+        verifier = MathVerifier(num_processes=1, deadline_s=60.0)
+        try:
+            assert await verifier.compare("12", "12") == "right"
+            child = await verifier._free.get()
+            assert isinstance(child, Child)
+            assert psutil.Process(child.pid).rlimit(psutil.RLIMIT_AS) == (MEMORY_BYTES, MEMORY_BYTES)
+            await child.stop()
+            verifier._free.put_nowait(child)
+            assert await verifier.compare("12", "12") == "right"
+        finally:
+            await verifier.close()
+
+    asyncio.run(run())
 
 
 def test_an_expected_answer_that_cannot_be_read_is_the_environments_fault(tmp_path: Path) -> None:

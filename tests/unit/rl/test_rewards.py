@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rl_samples import make_trajectory, make_turn
+from safetensors.numpy import save
 
 from rl.environments.answers import extract_answer
 from rl.rewards.audit import Verdict, audit
@@ -172,7 +173,16 @@ def test_a_corrupted_answer_differs_where_the_answer_stands_and_is_refused(refer
 
 def test_an_answer_that_is_written_otherwise_is_not_corrupted():
     generator = np.random.default_rng(0)
-    for completion in ("The answer is 4/2.5", "It is 422", "The answer is two", "It is 2.5"):
+    for completion in (
+        "The answer is 4/2",
+        "It is 4/2.5",
+        "It is 422",
+        "It is two",
+        "It is 2.5",
+        "It is -2",
+        "It is 2/3",
+        "4,2",
+    ):
         assert corrupt(Claim(QUESTION, "2", completion), lambda text: False, generator) is None
     assert corrupt(Claim(QUESTION, "2", "It is 2"), lambda text: True, generator) is None
 
@@ -272,6 +282,8 @@ def test_a_reward_model_goes_on_from_its_state_exactly():
     for claims in steps[2:]:
         second.learn(claims)
     assert second.state() == whole.state()
-    with pytest.raises(TrainerError, match="no state"):
-        second.load(b"garbage")
+    many_steps = save(second.model.tensors() | {"num_steps": np.arange(2)})
+    for state in (b"garbage", many_steps, save(second.model.tensors())):
+        with pytest.raises(TrainerError, match="no state"):
+            second.load(state)
     assert second.state() == whole.state()

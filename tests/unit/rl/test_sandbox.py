@@ -15,6 +15,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
+from rl.environments import sandbox_init
 from rl.environments.interface import EnvironmentFailed
 from rl.environments.sandbox import Execution, Limits, Ran, run_program
 
@@ -97,6 +98,13 @@ def test_a_flood_of_output_is_capped_on_either_stream() -> None:
         ran = run(f"import sys\nwhile True: sys.{stream}.write('x' * 4096)", Limits(wall_s=300.0, output_bytes=10_000))
         assert ran.outcome == "too_much_output"
         assert len(ran.stdout) + len(ran.stderr) == 10_000
+
+
+def test_a_flood_on_both_streams_shares_the_cap() -> None:
+    source = "import os\nwhile True: os.write(1, b'x' * 4096); os.write(2, b'x' * 4096)"
+    for output_bytes in range(10_000, 10_010):
+        ran = run(source, Limits(wall_s=300.0, output_bytes=output_bytes))
+        assert len(ran.stdout) + len(ran.stderr) == output_bytes
 
 
 def test_memory_is_limited() -> None:
@@ -193,14 +201,14 @@ print('left it')
     wait_until(lambda: not processes_of(marker), "for the end of the child")
 
 
-def in_a_world_without_namespaces(source: str, execution: Execution) -> str:
+def in_a_world_without_namespaces(source: str, execution: Execution, wall_s: float = 100.0) -> str:
     """What becomes of a program where the kernel refuses further namespaces: an outer one that may have none inside."""
     code = f"""
 import asyncio
 from rl.environments.interface import EnvironmentFailed
 from rl.environments.sandbox import Limits, run_program
 try:
-    ran = asyncio.run(run_program({source!r}, Limits(wall_s=4.0), {execution!r}))
+    ran = asyncio.run(run_program({source!r}, Limits(wall_s={wall_s}), {execution!r}))
     print(ran.outcome, ran.exit_code, ran.is_isolated, ran.stdout.decode().strip())
 except EnvironmentFailed as error:
     print('refused:', error)
@@ -218,6 +226,20 @@ def test_without_namespaces_limits_alone_are_taken_only_where_they_were_asked_fo
     assert in_a_world_without_namespaces("print(1 + 1)", "isolated").startswith("refused: the sandbox did not start")
 
 
+def test_where_mounts_are_refused_limits_alone_are_taken_only_where_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_isolation()
+    source = Path(sandbox_init.__file__).read_text()
+    refusing = 'def _mount(*words, **more):\n    raise OSError(1, "no mounts here")\n\n\nif __name__ =='
+    (tmp_path / "init.py").write_text(source.replace("if __name__ ==", refusing))
+    monkeypatch.setattr("rl.environments.sandbox._INIT", tmp_path / "init.py")
+    ran = run("print(open('program.py').read())")
+    assert (ran.outcome, ran.exit_code, ran.is_isolated) == ("exited", 0, False)
+    with pytest.raises(EnvironmentFailed, match="no mounts here"):
+        run("", execution="isolated")
+
+
 def test_without_namespaces_children_end_with_the_program_as_well() -> None:
     need_isolation()
     marker = f"left{os.getpid()}"
@@ -227,7 +249,7 @@ ctypes.CDLL(None).prctl(15, {marker!r}.encode(), 0, 0, 0)
 os.fork()
 time.sleep(600)
 """
-    assert in_a_world_without_namespaces(source, "limits_only").startswith("out_of_time 137 False")
+    assert in_a_world_without_namespaces(source, "limits_only", wall_s=4.0).startswith("out_of_time 137 False")
     wait_until(lambda: not processes_of(marker), "for the end of both")
 
 
