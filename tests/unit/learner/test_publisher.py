@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
