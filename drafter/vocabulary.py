@@ -156,7 +156,7 @@ def better_vocabulary(
 ) -> DraftVocabulary | None:
     """The vocabulary of the same size that the counts ask for; None where it would not add more than `min_gain` coverage.
 
-    That of the worst domain, up to WANTED_COVERAGE, or that of all together at no domain's cost.
+    That of the worst domain, up to WANTED_COVERAGE, or that of all together where the worst domain is covered no less.
     """
     chosen = choose_vocabulary(counts_V, control_ids, present.ids_U.numel(), domain_counts)
     worst_gain = _worst_coverage(domain_counts, chosen) - _worst_coverage(domain_counts, present)

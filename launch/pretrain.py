@@ -149,7 +149,7 @@ def learn(run_dir: RunDir, sender: Sender, course: Course, report: Callable[[str
     try:
         while True:
             if sender.failure:
-                raise LaunchError(f"cannot note which prompts are answered: {sender.failure}")
+                raise LaunchError(sender.failure)
             now_s = time.monotonic()
             try:
                 status = read_status(client)

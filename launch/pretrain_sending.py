@@ -18,7 +18,7 @@ _STOP_S = 10.0
 
 
 class Record:
-    """Which prompts of a set are answered, and how much the learner had seen before the first: a file that only grows.
+    """Which prompts of a set are answered (those given up are not), and how much the learner had seen before the first: a file that only grows.
 
     Its name is a digest of the prompts' ids, so the record belongs to the prompts, wherever their file lies.
     """
@@ -67,7 +67,7 @@ class Record:
 
 
 class Sender:
-    """Sends what is not answered yet, in a thread of its own, each prompt until it is answered."""
+    """Sends what is not answered yet, in a thread of its own, each prompt until it is answered or given up."""
 
     def __init__(self, url: str, model: str, record: Record, concurrency: int) -> None:
         self._url, self._model, self._record, self._concurrency = url, model, record, concurrency
@@ -76,13 +76,14 @@ class Sender:
         """Set it: nothing more is sent while it holds."""
         self._thread = threading.Thread(target=self._run, name="pretrain-sender", daemon=True)
         self.num_failed = 0
-        """Prompts that were given up."""
+        """Prompts that were given up; the next run tries them again."""
         self.num_answer_tokens = 0
         self.failure: str | None = None
+        """Why nothing more is sent, where that is no plan."""
 
     @property
     def num_left(self) -> int:
-        return self._record.num_prompts - self._record.num_done
+        return self._record.num_prompts - self._record.num_done - self.num_failed
 
     def start(self) -> None:
         self._thread.start()
@@ -114,9 +115,13 @@ class Sender:
                 )
             )
         except OSError as error:
-            self.failure = str(error)
+            self.failure = f"cannot note which prompts are answered: {error}"
+        except Exception as error:  # noqa: BLE001 -- outermost of a thread; whoever waits for its answers has to know
+            self.failure = f"cannot send prompts: {type(error).__name__}: {error}"
 
     def _note(self, result: StreamResult) -> None:
-        self.num_failed += not result.is_ok
         self.num_answer_tokens += result.num_tokens
-        self._record.add(result.prompt_id)
+        if result.is_ok:
+            self._record.add(result.prompt_id)
+        else:
+            self.num_failed += 1

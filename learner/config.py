@@ -145,7 +145,8 @@ class GateSettings(Config):
     """Requests a judgement needs: held-out ones for a candidate, and anchors for the veto of their domain."""
     confidence: float = Field(0.95, gt=0.5, lt=1.0)
     """One less the chance that, for as long as one draft is active, the gate ever takes the learner's weights for better while they
-    are not. The same holds of all warm drafts together, and of one veto for a domain that does not lose."""
+    are not. The same holds of all warm drafts together, though a restarted learner compares these anew, and of one veto for a domain
+    that does not lose."""
     min_gain: float = Field(0.02, ge=0.0)
     """Simulated AL a candidate must add."""
     max_anchor_drop: float = Field(0.05, ge=0.0)

@@ -130,6 +130,8 @@ class Evaluator:
         if result is None or not bool(result.valid_A.any()):
             return None
         lengths_A = result.length_A[result.valid_A]
+        if not bool(lengths_A.isfinite().all()):
+            raise ValueError("its expected lengths are not finite")
         return Score(request.key, float(lengths_A.sum()), lengths_A.numel(), request.prompt_key)
 
 

@@ -57,10 +57,11 @@ def decide(
 
     `candidate` are scores of the last weights where the wager is won; until then they may be of those that were there when a
     request came. With `recount_level` they are of the last weights too, and may themselves be the evidence: at that level, the
-    chance that this one judgement errs. `anchors` is only called where all else speaks for the candidate: most rounds end before, and anchors are
-    most of what there is to score.
+    chance that this one judgement errs. `anchors` is only called where all else speaks for the candidate: most rounds end before, and
+    anchors are most of what there is to score. The AL it tells of both drafts is on the same requests.
     """
     gain = paired_gain(candidate, incumbent, num_resamples=settings.num_resamples)
+    both = candidate.keys() & incumbent.keys()
     level = 1.0 - settings.confidence
     objection = _objection(wager, gain, settings, recount_level)
     worst = worst_domain(anchors(), settings) if objection is None else None
@@ -74,8 +75,8 @@ def decide(
     return GateReport(
         accepted=objection is None,
         reason=objection or approval,
-        candidate_al=simulated_al(candidate.values()),
-        incumbent_al=simulated_al(incumbent.values()),
+        candidate_al=simulated_al([candidate[key] for key in both]),
+        incumbent_al=simulated_al([incumbent[key] for key in both]),
         gain_low=gain.low(level),
         gain_high=gain.high(level),
         num_requests=gain.num_requests,

@@ -26,6 +26,10 @@ class Ledger:
         if wager.level == self.wager.level:
             self.wager = wager
 
+    def pass_over(self, requests: Iterable[CapturedRequest]) -> None:
+        """These have chosen which draft is compared here, so they are no evidence for it."""
+        self._counted.update(request.prompt_key for request in requests)
+
     def keep_only(self, prompt_keys: Collection[str]) -> None:
         """Forget prompts of requests that are remembered no longer."""
         self._counted.intersection_update(prompt_keys)

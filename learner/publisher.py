@@ -15,7 +15,7 @@ from drafter.draft import Draft
 from drafter.target import TargetParts
 from learner.admin import AdminClient
 from learner.config import GateSettings
-from learner.evaluate import Evaluator
+from learner.evaluate import Evaluator, simulated_al
 from learner.judge import Judge
 from learner.published import PublishedDrafts
 from learner.replay import Replay
@@ -88,6 +88,7 @@ class Publisher:
             candidate, window, incumbent, self._guarded(groups, window), num_tokens=training.num_tokens_seen
         )
         self._note(report)
+        self.simulated_al = simulated_al(incumbent.values())
         if not report.accepted:
             return self._conclude("rejected", report.reason)
         version, outcome = self._publish(candidate, training, report, active_version)
@@ -117,7 +118,6 @@ class Publisher:
 
     def _note(self, report: GateReport) -> None:
         self.last_gate = report
-        self.simulated_al = report.incumbent_al
         self.decisions["accepted" if report.accepted else "rejected"] += 1
 
     def _publish(

@@ -104,11 +104,15 @@ class LearningSession:
             settings=settings.gate,
             keep_versions=settings.keep_versions,
         )
+        archived = []
         for request in self.archive.read_all():
             self._remember(request, on_disk=False)
+            archived.append(request.key)
         self._recovery = Recovery(self._directory, self._spec, self.trainer, self.replay, self.publisher, self.history)
         if self._recovery.resume():
             self.origin = f"its checkpoint at step {self.trainer.num_steps}"
+        remembered = {request.key for request in self.replay.everything()}
+        self._forget([key for key in archived if key not in remembered])  # the checkpoint's visits push some out
         self._buffer = self._measure_buffer()
         now_s = time.monotonic()
         self._gate_at_s = now_s + settings.gate.every_s

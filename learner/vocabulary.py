@@ -63,7 +63,7 @@ class VocabularyChoice:
         if worst is not None and worst.share < WANTED_COVERAGE and self.wanted_size > present:
             self.shortfall = (
                 f"{present} draft tokens cover {worst.share:.1%} of what the target says to {worst.tenant} in {worst.domain}, about "
-                f"{self.wanted_size} would cover 98 %: start again with --set draft.vocab_size={self.wanted_size}, drafts keep what "
+                f"{self.wanted_size} would cover {WANTED_COVERAGE:.0%}: start again with --set draft.vocab_size={self.wanted_size}, drafts keep what "
                 "they learned"
             )
         if self.shortfall and not before:

@@ -8,8 +8,8 @@ most `level` (Ville), however often one looks and whichever draft each request m
 
 The bet is the growth-optimal one to first order, mean / mean square (their "aGRAPA", appendix B), of what was seen so far. Three
 things keep old evidence from masking new:
-- mean and mean square look back on some 64 requests, and start anew where the mean falls to 0, so that a draft which loses in one
-  domain is bet on at once when it gains in the next;
+- mean and mean square look back on some 64 requests, but on 16 from where the mean falls to 0, below which it does not go, so that a
+  draft which loses in one domain is bet on at once when it gains in the next;
 - wealth stops growing at what is needed, so that a loss later brings it below that at once;
 - where most is lost, the stake is replaced, from that request on. Stake k has a share 1 / (k (k + 1)) of the level, which add up to 1.
 """

@@ -41,6 +41,7 @@ class WarmDrafts:
 
     def __init__(self, store: DraftStore, published: PublishedDrafts, settings: GateSettings) -> None:
         self._store, self._published, self._settings = store, published, settings
+        self._level = 1.0 - settings.confidence
         self._refused = {version for version in store.versions() if not published.fits(version)}
         self._created_at_s: dict[int, float] = {}
         self._against: int | None = None
@@ -76,6 +77,7 @@ class WarmDrafts:
                 continue
             best = self.champions.pop(domain, incumbent)
             self.champions[domain] = max(version, best, key=lambda one: self._al(one, requests))
+            self._ledgers.setdefault((best, version), Ledger(self._level)).pass_over(requests)
         for domain in list(self.champions)[:-_MAX_CHAMPIONS]:
             del self.champions[domain]
 
@@ -87,7 +89,7 @@ class WarmDrafts:
         return max((one for one in found if one is not None), key=lambda one: one.gain.mean, default=None)
 
     def _begin(self, active: int, warm: Sequence[int], replay: Replay) -> None:
-        level = (1.0 - self._settings.confidence) / max(len(warm), 1)
+        level = self._level / max(len(warm), 1)
         known = {active, *warm}
         self._ledgers = {pair: ledger for pair, ledger in self._ledgers.items() if known.issuperset(pair)}
         for version in warm:

@@ -34,7 +34,7 @@ class GateReport(Struct, frozen=True, kw_only=True):
     """Lower end of the interval of candidate minus incumbent on the newest requests, `learner.gate.confidence` on either side."""
     gain_high: float
     num_requests: int
-    """The newest ones, on which the candidate's last weights are judged."""
+    """The newest ones that both were scored on, for an accepted candidate with its last weights; all AL above is of these."""
     worst_anchor_domain: str | None = None
     """None also where the requests spoke against the candidate already, so that no domain was asked."""
     worst_anchor_change: float = 0.0

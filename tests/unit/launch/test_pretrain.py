@@ -63,8 +63,12 @@ def draft_vocab_size() -> int:
 @pytest.fixture
 def traffic(tmp_path: Path) -> Path:
     """Forty questions, a fifth of which is the held-out part."""
-    path = tmp_path / "questions.jsonl"
-    lines = [json.dumps({"messages": [{"role": "user", "content": f"question {number}"}]}) for number in range(40)]
+    return questions(tmp_path, 40)
+
+
+def questions(directory: Path, count: int) -> Path:
+    path = directory / f"{count}-questions.jsonl"
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"question {number}"}]}) for number in range(count)]
     path.write_text("\n".join(lines))
     return path
 
@@ -188,15 +192,18 @@ def _operator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_answers_to_a_file_become_a_better_draft_that_is_active_and_the_floor(
-    tmp_path: Path, traffic: Path, spec: CaptureSpec, target_dir: Path
+    tmp_path: Path, spec: CaptureSpec, target_dir: Path
 ) -> None:
+    """Of so many questions that those held out suffice as evidence, even where all are answered before the first step."""
+    traffic = questions(tmp_path, 120)
+
     async def scenario() -> None:
         async with scene(tmp_path, spec, target_dir) as system:
             record = Record(tmp_path / "state" / "pretrain", read(traffic))
-            course = Course(record, 6000, SETTINGS)
+            course = Course(record, 20_000, SETTINGS)
             reports = await system.learn(system.sender(record), course)
             assert course.reason, "this language is soon learned, so a plateau may end it before the budget does"
-            assert course.num_spent >= PLATEAU_SHARE * 6000
+            assert course.num_spent >= PLATEAU_SHARE * 20_000
             assert sorted(system.asked()) == sorted(prompt.messages[-1]["content"] for prompt in read(traffic))
             assert "0 prompts left" in reports[-1][0]
             assert reports[-1][1] == course.share
@@ -257,6 +264,26 @@ def test_a_prompt_that_is_refused_is_tried_again_and_then_given_up(
             sender.stop()
             assert sender.num_failed == 1
             assert len(system.asked()) == 3
+            again = Record(tmp_path / "state" / "pretrain", read(traffic)[:1])
+            assert (again.num_done, len(again.remaining)) == (0, 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("who knows")])
+def test_a_sender_that_can_send_no_more_ends_it(
+    tmp_path: Path, traffic: Path, spec: CaptureSpec, target_dir: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_record: Record, _prompt_id: str) -> None:
+        raise error
+
+    monkeypatch.setattr(Record, "add", fail)
+
+    async def scenario() -> None:
+        async with scene(tmp_path, spec, target_dir) as system:
+            record = Record(tmp_path / "state" / "pretrain", read(traffic))
+            with pytest.raises(LaunchError, match=str(error)):
+                await system.learn(system.sender(record), Course(record, 6000, SETTINGS))
 
     asyncio.run(scenario())
 

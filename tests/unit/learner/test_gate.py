@@ -61,6 +61,12 @@ def test_weights_that_do_no_better_on_the_newest_requests_stay_out_whatever_earl
     assert "on the 20 newest requests is below the 0.02" in report.reason
 
 
+def test_both_als_are_of_the_same_requests():
+    after, before = scores([1.8] * 4), scores([1.2] * 4 + [3.0] * 8)
+    report = decide(SURE, after, before, lambda: [], SETTINGS)
+    assert (report.candidate_al, report.incumbent_al, report.num_requests) == (pytest.approx(1.8), pytest.approx(1.2), 4)
+
+
 def test_too_few_requests_are_rejected():
     report = verdict([2.0] * 3, [1.0] * 3)
     assert "only 3 unseen requests" in report.reason

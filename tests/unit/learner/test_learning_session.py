@@ -158,6 +158,20 @@ def test_requests_that_are_too_old_are_gone_from_memory_and_disk(config, make_re
     session.close()
 
 
+def test_what_a_restart_pushes_out_of_memory_is_gone_from_disk_too(config, make_request, state_dir):
+    first = LearningSession(config(replay={"holdout_share": 0.3, "fresh_tokens": 0}), 0)
+    for n in range(4):
+        first._remember(make_request(f"k{n}", prompt_key="q1"), on_disk=True)
+    while len(first.replay.visits()) < 4:
+        first.train()
+    first.close()
+    smaller = {"holdout_share": 0.3, "fresh_tokens": 1000, "recent_tokens": 26, "reservoir_tokens": 0}
+    second = LearningSession(config(replay=smaller), 0)
+    assert {request.key for request in second.replay.everything()} == {"k2", "k3"}
+    assert len(list((state_dir / "learner" / "requests").glob("*.safetensors"))) == 2
+    second.close()
+
+
 def test_learning_goes_on_with_a_draft_that_has_grown(config, make_request, state_dir, target_dir, spec):
     first = LearningSession(config(), 0)
     for n in range(4):

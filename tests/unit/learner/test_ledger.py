@@ -36,6 +36,13 @@ def test_what_could_not_be_scored_tells_nothing_and_is_not_asked_again(requests)
     assert ledger.uncounted(requests) == []
 
 
+def test_what_chose_the_drafts_is_no_evidence_for_one_of_them(requests):
+    ledger = Ledger(0.05)
+    ledger.pass_over(requests[:4])
+    assert ledger.uncounted(requests) == requests[4:]
+    assert ledger.wager.num_requests == 0
+
+
 def test_only_prompts_that_are_remembered_are_kept(requests):
     ledger = Ledger(0.05)
     ledger.count(requests, {}, {})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_only_the_active_draft_the_floor_and_the_last_one_used_stay_in_memory(
         gateway.store.set_active(worse)
         assert owner.consider(trained, TRAINING, replay, worse) == "returned"
         assert len(owner._published._held) <= 3
+
+
+def test_a_score_that_is_not_finite_counts_for_nothing(publisher, trained, replay):
+    """One such number would make all evidence one, and no checkpoint could be read that has it."""
+    owner = publisher()
+    good = next(iter(replay.held_out))
+    huge = torch.full_like(good.rows.hidden_TD, 3e38)
+    hot = replace(good, key="hot", rows=replace(good.rows, hidden_TD=huge, temperature=1.0))
+    assert owner._evaluator.scores(trained, [good, hot]).keys() == {good.key}
+    assert [request.key for request in owner.take_unscorable()] == ["hot"]
 
 
 def test_a_request_that_cannot_be_scored_is_handed_out_and_the_others_decide(publisher, trained, replay):

@@ -121,6 +121,45 @@ def test_where_most_is_lost_the_stake_is_replaced_and_more_is_needed():
     assert wager.needed == pytest.approx(3 * needed)
 
 
+@pytest.mark.parametrize(
+    ("changes", "chances"),
+    [((0.8, -0.8), (0.5, 0.5)), ((0.4, -0.8), (2 / 3, 1 / 3)), ((1.0, -0.25), (0.2, 0.8))],
+    ids=["even", "gains often, loses much", "gains seldom, loses little"],
+)
+def test_the_chance_of_winning_without_a_gain_is_at_most_the_level_over_all_courses_there_can_be(changes, chances):
+    """Exact: every course of 13 requests whose change is 0 on average, at a level at which many of them come near."""
+    assert sum(change * chance for change, chance in zip(changes, chances, strict=True)) == pytest.approx(0.0)
+
+    def chance_of_winning(wager: Wager, num_left: int) -> float:
+        if wager.is_won or num_left == 0:
+            return float(wager.is_won)
+        total = 0.0
+        for change, chance in zip(changes, chances, strict=True):
+            after = msgspec.structs.replace(wager)
+            after.count(change, 100)
+            total += chance * chance_of_winning(after, num_left - 1)
+        return total
+
+    level = 0.5
+    assert 0.01 < chance_of_winning(Wager(level), 13) <= level
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.3, 0.3), (0.2, 0.8), (1.0, 0.25)])
+def test_no_request_without_a_gain_is_expected_to_raise_the_wealth(gain, loss):
+    """A supermartingale, whatever was before: also where the wealth is cut at what is needed."""
+    rng = np.random.default_rng(1)
+    chance = loss / (gain + loss)
+    for _ in range(200):
+        before = Wager(LEVEL)
+        for change in rng.normal(0.1, 0.3, size=rng.integers(0, 40)):
+            before.count(float(change), 100)
+        after = [msgspec.structs.replace(before) for _ in range(2)]
+        after[0].count(gain, 100)
+        after[1].count(-loss, 100)
+        if after[1].stake == before.stake:
+            assert chance * after[0].evidence + (1 - chance) * after[1].evidence <= before.evidence * (1 + 1e-12)
+
+
 def test_stakes_share_the_level():
     levels = [1 / Wager(LEVEL, stake=stake).needed for stake in range(1, 2000)]
     assert levels[0] == pytest.approx(LEVEL / 2)

@@ -163,6 +163,22 @@ def test_a_domain_nobody_asks_of_has_no_veto_while_its_best_draft_is_warm(scene)
     assert set(scene.owner._guarded(groups, [*chat, *groups["t/code"][:1]])) == {"t/code", "t/chat"}
 
 
+def test_requests_that_kept_the_best_draft_of_a_domain_do_not_bring_it_back_too(scene):
+    """They were looked at to choose it: it is new ones that have to speak for it."""
+    warm, store = scene.owner.warm, scene.gateway.store
+    version = scene.publish(CHAT_DRAFT)
+    al = AL | {version: AL[CHAT_DRAFT]}
+    warm.crown(version, CODE_DRAFT, {"t/code": scene.serve("code", 40, al)})
+    assert warm.champions == {"t/code": CODE_DRAFT}
+    store.set_active(version)
+    warm.note_served(version)
+    assert warm.find_return(version, scene.replay) is None
+    scene.serve("code", 40, al)
+    found = warm.find_return(version, scene.replay)
+    assert found is not None
+    assert found.version == CODE_DRAFT
+
+
 def test_domains_of_too_few_requests_have_no_best_draft(scene):
     scene.owner.warm.crown(CHAT_DRAFT, CODE_DRAFT, {"t/code": scene.serve("code", 2)})
     assert scene.owner.warm.champions == {}
