@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_QUEUED_MESSAGES = 16
 MAX_DISAGREEMENTS = 3
-"""Messages in a row naming another draft than the gateway believes in, before the engine is asked; one is a race."""
+"""Messages in a row naming another draft or target than the gateway believes in, before the engine is asked; one is a race."""
 
 
 class StatsListener:
@@ -82,15 +82,21 @@ class StatsListener:
         """Ask an engine anew where its own word and the gateway's belief differ."""
         if not engine.ready:
             return
-        engine.target_version = stats.target_version
         if stats.engine_epoch != engine.epoch:
             logger.warning("engine %s has restarted", engine.id)
             engine.request_sync()
             return
-        agrees = stats.draft_version == engine.draft_version or self._swap.is_busy
+        told = (stats.draft_version, stats.target_version)
+        agrees = told == (engine.draft_version, engine.target_version) or self._swap.is_busy
         count = 0 if agrees else self._disagreements.get(engine.id, 0) + 1
         if count >= MAX_DISAGREEMENTS:
-            logger.warning("engine %s serves draft %d, expected %s", engine.id, stats.draft_version, engine.draft_version)
+            logger.warning(
+                "engine %s serves draft %d and target %d, expected %s and %s",
+                engine.id,
+                *told,
+                engine.draft_version,
+                engine.target_version,
+            )
             engine.request_sync()
             count = 0
         self._disagreements[engine.id] = count

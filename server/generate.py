@@ -24,6 +24,8 @@ from wire.control import GenerateAbilities
 FIRST_PRIORITY = 1
 """Users' requests have 0, and smaller numbers go first."""
 MAX_SALT_CHARS = 512
+MIN_TEMPERATURE = 0.01
+"""Above 0. What is colder vLLM draws at this one (sampling_params.py: _MAX_TEMP)."""
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
@@ -116,6 +118,13 @@ def _refuse_reshaped(sampling: GenerateSampling) -> None:
                 code="breaks_training",
                 param=name,
             )
+    if 0.0 < sampling.temperature < MIN_TEMPERATURE:
+        raise ApiError(
+            400,
+            f"temperature is {sampling.temperature:g}, for which the engine takes {MIN_TEMPERATURE:g} without a word; use that, or 0",
+            code="breaks_training",
+            param="temperature",
+        )
 
 
 def require_able(engine: Engine, asked: GenerateBody) -> None:
@@ -156,7 +165,8 @@ def engine_fields(asked: GenerateBody, identity: Identity, target_version: int) 
     encode = msgspec.json.encode
     ours = {"detokenize": bool(asked.sampling_params.stop), "extra_args": identity.engine_args()}
     sampling = msgspec.to_builtins(asked.sampling_params) | ours
-    salt = versioned_salt(target_version, f"{identity.tenant}:{asked.cache_salt}")
+    # No tenant's name has a slash: what one adds to its salt never makes it another's.
+    salt = versioned_salt(target_version, f"{identity.tenant}/{asked.cache_salt}")
     fields = {
         "token_ids": Raw(encode(asked.token_ids)),
         "sampling_params": Raw(encode(sampling)),

@@ -87,7 +87,8 @@ class HealthMonitor:
             await _pause(engine.wake_core, self._settings.core_interval_s)
             engine.wake_core.clear()
             status, is_silent = await self._ask_core(engine)
-            num_silent = num_silent + 1 if is_silent else 0
+            # A core that loads a target answers nothing meanwhile; how long that may take is for the change to say.
+            num_silent = num_silent + 1 if is_silent and not engine.is_changing else 0
             if status is not None and not engine.wake_core.is_set():
                 engine.is_overdue = False
             if status is not None and engine.ready and not engine.is_same(status):

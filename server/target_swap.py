@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -118,7 +118,7 @@ class TargetCoordinator:
         try:
             manifest = await self.targets.verify(active)
             await TargetRollout(active, manifest, Deadline(self._deadline_s), forget_kv=self._forget_kv).move(engine)
-        except (ArtifactError, CanaryFailed) as error:
+        except (ArtifactError, CanaryFailed, EngineError) as error:
             if engine.target_version == active:
                 # Else it would be taken for one that computes with the active target as it should.
                 await TargetRollout(before, None, Deadline(BACK_DEADLINE_S), forget_kv=self._forget_kv).move(engine)
@@ -190,6 +190,7 @@ class TargetCoordinator:
         if not engines:
             raise NoEngineReady(f"target {version} cannot be committed, {self._fleet.why_not_ready()}")
         self._require_base(manifest)
+        self._require_no_kv_elsewhere(engines)
         await self.targets.require_pointer()
         rollout = TargetRollout(version, manifest, deadline, forget_kv=self._forget_kv)
         result.changes = rollout.changes
@@ -204,6 +205,15 @@ class TargetCoordinator:
         spec = self._fleet.spec()
         if manifest is not None and spec is not None:
             manifest.require_base(spec)
+
+    def _require_no_kv_elsewhere(self, engines: Sequence[Engine]) -> None:
+        """Raises SwapError where an engine that is away holds KV for others: it would keep that through the change."""
+        holding = [engine.id for engine in self._fleet.engines if engine.leases and engine not in engines]
+        if holding:
+            raise SwapError(
+                f"engines {holding} are not ready and hold KV of target {self.targets.active} that other engines may still pull; "
+                "try again when that is over, or when they are back"
+            )
 
     def _deadline(self, seconds: float | None) -> Deadline:
         return Deadline(self._deadline_s if seconds is None else seconds)

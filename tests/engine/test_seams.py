@@ -19,7 +19,7 @@ from server.engine import mends, pin, requests, runner_v1, runner_v2
 from server.engine.depth import UTILITY
 from server.engine.draft_backlog import DraftBacklog
 from server.engine.plugin import WEIGHT_BACKEND, register
-from server.generate import GenerateSampling
+from server.generate import MIN_TEMPERATURE, GenerateSampling
 
 VLLM = Path(vllm.__file__).parent
 SEAMS = (Path(server.engine.__file__).parent / "SEAMS.md").read_text()
@@ -128,8 +128,9 @@ def test_the_engine_client_pauses_labels_and_resumes_as_we_ask() -> None:
 def test_the_settings_rollouts_depend_on_are_where_we_read_them() -> None:
     from vllm.config import ModelConfig, SchedulerConfig, SpeculativeConfig
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import _MAX_TEMP, SamplingParams
 
+    assert _MAX_TEMP == MIN_TEMPERATURE
     assert {"logprobs_mode", "return_sampling_mask"} <= set(ModelConfig.__dataclass_fields__)
     assert "policy" in SchedulerConfig.__dataclass_fields__
     assert "rejection_sample_method" in SpeculativeConfig.__dataclass_fields__

@@ -11,6 +11,7 @@ from gateway_rig import GatewayRig, eventually, publish, publish_target, run, ru
 from samples import CANARY, SPEC
 
 from server.config import CanarySettings, PoolKind
+from server.relay.prefill import Lease
 from wire.control import AdminStatus
 from wire.target import TargetStore
 from wire.target_control import TargetList, TargetSwapReport
@@ -275,13 +276,14 @@ def test_an_engine_that_started_again_before_anybody_missed_it_gets_no_requests_
     run(scenario())
 
 
-def test_an_engine_that_comes_back_and_fails_the_canary_does_not_serve(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", BAD_SCORES)
+def test_an_engine_that_comes_back_and_fails_the_canary_does_not_serve(tmp_path: Path, kind: str) -> None:
     async def scenario() -> None:
         async with running(tmp_path, num_engines=2) as rig:
             publish_target(tmp_path)
             assert (await rig.activate_target(1, 0)).status == 200
             late, known = rig.engines[1], rig.gateway.fleet.engines[1]
-            late.scores[1] = (-3.0, -3.0)
+            late.scores[1] = BAD_SCORES[kind]
             await late.restart(draft_version=0)
             await eventually(lambda: late.calls.count("commit target 1") >= 4)
             assert not known.ready
@@ -385,6 +387,80 @@ def test_no_canary_and_no_floor_watch_blames_a_draft_for_another_target(tmp_path
             await eventually(lambda: bool(rig.gateway.floor_watch.view.domains))
             assert rig.gateway.floor_watch.view.state == "unknown"
             assert (await rig.status())["active_version"] == 1
+
+    run(scenario())
+
+
+def test_a_core_that_is_silent_while_it_loads_a_target_is_not_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = {"core_interval_s": 0.01, "core_timeout_s": 0.02}
+        async with running(tmp_path, num_engines=2, settings=settings) as rig:
+            publish_target(tmp_path)
+            busy, known = rig.engines[0], rig.gateway.fleet.engines[0]
+            busy.target_gate, busy.core_gate = asyncio.Event(), asyncio.Event()
+            changing = asyncio.create_task(rig.activate_target(1, 0))
+            await eventually(lambda: "commit target 1" in busy.calls)
+            num_asked = busy.calls.count("status")
+            await eventually(lambda: busy.calls.count("status") >= num_asked + 6)
+            assert known.ready
+            assert not known.is_lost
+            busy.target_gate.set()
+            busy.core_gate.set()
+            assert (await changing).status == 200
+            busy.core_gate = asyncio.Event()
+            await eventually(lambda: not known.ready)
+            busy.core_gate.set()
+
+    run(scenario())
+
+
+def test_word_from_before_a_change_does_not_take_it_back(tmp_path: Path) -> None:
+    """Counters travel beside the commit, and may come after it. What goes on saying so is asked, and brought into line."""
+
+    async def scenario() -> None:
+        settings = {"health_interval_s": 30.0, "core_interval_s": 30.0}
+        async with running(tmp_path, settings=settings, wait_ready=False) as rig:
+            await eventually(lambda: len(rig.gateway.fleet.ready()) == 1)
+            await rig.count(rig.engine, 0, 1, (0, 0, 0))
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).status == 200
+            (known,) = rig.gateway.fleet.engines
+            rig.engine.target_version = 0
+            rig.engine.num_captured_rows = 7
+            await rig.engine.publish_stats()
+            await eventually(lambda: rig.gateway.ledger.num_captured_rows == 7)
+            assert known.target_version == 1
+            assert _commits(rig) == [["commit target 1"]]
+
+            async def brought_back() -> bool:
+                await rig.engine.publish_stats()
+                return _commits(rig) == [["commit target 1"] * 2]
+
+            async with asyncio.timeout(10):
+                while not await brought_back():
+                    await asyncio.sleep(0.01)
+            await eventually(lambda: known.ready)
+            await _serves(rig, 1)
+
+    run(scenario())
+
+
+def test_kv_held_for_others_by_an_engine_that_is_away_refuses_the_change(tmp_path: Path) -> None:
+    """It could be pulled after the change, and nobody could make that engine drop it."""
+
+    async def scenario() -> None:
+        async with running(tmp_path, kinds=("decode", "prefill")) as rig:
+            publish_target(tmp_path)
+            away = rig.gateway.fleet.engines[1]
+            await rig.engines[1].stop()
+            await eventually(lambda: not away.ready)
+            away.leases.add(lease := Lease(away, msgspec.Raw(b"{}")))
+            reply = await rig.activate_target(1, 0)
+            assert (reply.status, reply.code) == (409, "swap_refused")
+            assert "engine-1" in reply.json["error"]["message"]
+            assert _commits(rig)[0] == []
+            lease.pull()
+            assert (await rig.activate_target(1, 0)).status == 200
 
     run(scenario())
 
