@@ -373,6 +373,7 @@ def test_no_canary_and_no_floor_watch_blames_a_draft_for_another_target(tmp_path
         async with running(tmp_path, canary=CanarySettings(check_every_s=0.01)) as rig:
             await rig.count(rig.engine, 0, 400, (300, 200, 100))
             assert (await rig.activate(publish(tmp_path, parent=0), 0)).status == 200
+            await eventually(lambda: rig.gateway.floor_watch.view.version == 1)
             await rig.count(rig.engine, 1, 10, (8, 6, 4))
             await eventually(lambda: bool(rig.gateway.floor_watch.view.domains))
             assert (await rig.status())["canary"]["state"] == "watching"
