@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from launch import logs
+import psutil
+
+from launch import logs, openmp
 from launch.attempt import Attempt
 from launch.plan import STRIPPED_VARIABLES, ProcessSpec
 from launch.watchdog import signal_group
@@ -49,6 +51,7 @@ class Child:
             self._process = self._spawn(log, base_environment)
         self.started_at_s = time.monotonic()
         self.exit_code: int | None = None
+        self._members: set[int] = set()
 
     @property
     def pid(self) -> int:
@@ -72,20 +75,30 @@ class Child:
             return False
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return True
-        signal_group(self.group, signal.SIGKILL)
-        self.exit_code = self._process.wait()
+        self._end_group()
         return False
 
     def terminate(self) -> None:
         """Ask the process to end. It tells its own children."""
         if self.exit_code is None:
+            self.note_members()
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End the whole group at once."""
         if self.exit_code is None:
-            signal_group(self.group, signal.SIGKILL)
-            self.exit_code = self._process.wait()
+            self._end_group()
+
+    def note_members(self) -> None:
+        """Remember who belongs to the group, for what they leave behind: once they have ended, nothing tells whose they were."""
+        self._members |= openmp.group_members(self.group)
+
+    def _end_group(self) -> None:
+        """Kill what is left of the group, take the exit code, and clear up."""
+        left = openmp.group_members(self.group) | {self.pid}
+        signal_group(self.group, signal.SIGKILL)
+        self.exit_code = self._process.wait()
+        openmp.remove_marks(left | {pid for pid in self._members if not psutil.pid_exists(pid)})
 
     def _spawn(self, log: IO[bytes], base_environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         spec = self.spec

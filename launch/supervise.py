@@ -185,6 +185,7 @@ class Supervisor:
         watched.look_at_s = now_s + _LISTEN_EVERY_S
         if not is_closed(readiness.url):
             watched.given_up_at_s = now_s + CLOSED_FOR_S
+            watched.child.note_members()
         elif now_s > watched.given_up_at_s and watched.child.is_running():
             self._report(f"{watched.spec.name} (pid {watched.child.pid}) lives and takes no connections: killed")
             watched.child.kill()

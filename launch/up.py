@@ -231,6 +231,14 @@ def supervisor_process(run_dir: RunDir) -> psutil.Process:
     raise LaunchError(f"the process recorded in {run_dir.system_file} is not the one that holds the lock; nothing was stopped")
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """A zombie has; whose parent never asks, as in some containers, it stays one."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def down(state_dir: Path, grace_s: float, report: Report) -> int:
     """Stop the system that runs from `state_dir`, if one does; raises LaunchError where it cannot be stopped."""
     run_dir = RunDir(state_dir)
@@ -240,7 +248,7 @@ def down(state_dir: Path, grace_s: float, report: Report) -> int:
     process = supervisor_process(run_dir)
     process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s + _STOP_MARGIN_S
-    while run_dir.is_locked():
+    while run_dir.is_locked() or not has_ended(process):
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"the supervisor (pid {process.pid}) was told to stop and still runs; its log: {run_dir.log_file('up')}"

@@ -185,6 +185,34 @@ def test_grandchildren_go_with_the_group(harness: Harness, tmp_path: Path) -> No
     wait_until(lambda: not is_alive(grandchild))
 
 
+def test_the_shared_memory_that_openmp_leaves_goes_with_the_group(harness: Harness, tmp_path: Path) -> None:
+    supervisor = harness.supervisor(
+        spec(tmp_path, WITH_GRANDCHILD, name="stopped"), spec(tmp_path, WITH_GRANDCHILD, name="killed")
+    )
+    supervisor.start()
+    stopped, killed = (watched.child for watched in supervisor.watched)
+    assert stopped is not None
+    assert killed is not None
+    pids = [stopped.pid, first_pid(tmp_path / "stopped.log"), killed.pid, first_pid(tmp_path / "killed.log")]
+    marks = [Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_0") for pid in (*pids, os.getpid())]
+    untouched = [marks[-1].with_name(f"{marks[0].name}{ending}") for ending in ("1", ".other")]
+    are_ours = [not path.exists() for path in (*marks, *untouched)]
+    for path in (*marks, *untouched):
+        path.touch()
+    try:
+        killed.note_members()
+        os.kill(pids[3], signal.SIGKILL)  # alone and first, so that nobody can tell any more whose it was
+        wait_until(lambda: not is_alive(pids[3]))
+        os.kill(killed.pid, signal.SIGKILL)
+        wait_until(lambda: not killed.is_running())
+        supervisor.stop()
+        assert [path.exists() for path in (*marks, *untouched)] == [False] * 4 + [True] * 3
+    finally:
+        for path, is_ours in zip((*marks, *untouched), are_ours, strict=True):
+            if is_ours:
+                path.unlink(missing_ok=True)
+
+
 def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, WITH_GRANDCHILD))
     supervisor.start()

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from wire.store import DraftStore
 sys.path.insert(0, str(Path(__file__).parent.parent / "drafter"))
 
 from tiny_target import AUX_LAYER_IDS, write_target
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config(tmp_path: Path, *overrides: str) -> SystemConfig:
@@ -116,3 +119,33 @@ def test_only_the_process_that_was_recorded_is_ever_stopped(tmp_path: Path) -> N
     with pytest.raises(LaunchError, match="nothing was stopped"):
         up.supervisor_process(run_dir)
     os.close(lock)
+
+
+def test_down_is_over_when_the_supervisor_process_is(tmp_path: Path) -> None:
+    """It gives the lock back a moment before it ends."""
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    code = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from launch.rundir import RunDir
+lock = RunDir(Path({str(tmp_path)!r})).lock()
+def end(*_):
+    os.close(lock)
+    time.sleep(1.0)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print("locked", flush=True)
+while True:
+    signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"locked\n"
+        created_at_s = psutil.Process(supervisor.pid).create_time()
+        urls = {"gateway_url": "http://g", "admin_url": "http://a"}
+        run_dir.write_system({**urls, "pid": supervisor.pid, "pid_created_at_s": created_at_s})
+        said: list[str] = []
+        assert up.down(tmp_path, 10.0, lambda text: said.append(f"{text}, {up.has_ended(psutil.Process(supervisor.pid))}")) == 0
+        assert said == ["stopped, True"]
