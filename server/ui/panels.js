@@ -164,7 +164,7 @@ export function decisions(state) {
     ...gates.map((gate) => ({ at: gate.at, element: gateEntry, about: gate })),
   ].sort((left, right) => right.at - left.at);
   const items = entries.slice(0, SHOWN_DECISIONS).map(({ at, element, about }) => element(about, moment(at, past.nowS)));
-  patch(byId("decisions"), items.length ? h("ol", { class: "entries" }, items) : h("p", { class: "empty-text" }, "No swap and no gate decision yet."));
+  patch(byId("decisions"), items.length ? h("ol", { class: "entries" }, items) : h("p", { class: "empty-text" }, "None since the gateway started."));
   const counts = state.status.learner.report?.num_gate_decisions;
   const decided = counts && `gate: ${count(counts.accepted ?? 0)} accepted, ${count(counts.rejected ?? 0)} rejected`;
   patch(byId("gate-counts"), [decided, calibrated(past.calibration)].filter(Boolean).join("; "));

@@ -43,6 +43,13 @@ CONTRAST = """
 })()
 """
 
+HIDDEN_BUTTONS = """
+[...document.querySelectorAll("td.action button")].filter((one) => {
+  const [button, card] = [one, one.closest(".scroll")].map((part) => part.getBoundingClientRect());
+  return button.left < card.left || button.right > card.right;
+}).map((one) => one.outerHTML)
+"""
+
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
@@ -99,6 +106,7 @@ def test_the_token_is_asked_for_once_and_kept_in_the_tab_only(tmp_path: Path) ->
             await page.until("document.querySelector('#drafts tbody tr')")
             await page.open(f"{rig.admin_url}/ui")
             await page.until("document.querySelector('#drafts tbody tr')")
+            assert await page.text("#decisions") == "None since the gateway started."
             assert await page.ask("Object.values(sessionStorage)") == [OPERATOR_TOKEN]
             assert await page.ask("[localStorage.length, document.cookie, location.search, location.hash]") == [0, "", "", ""]
             assert not await page.ask(f"document.documentElement.outerHTML.includes('{OPERATOR_TOKEN}')")
@@ -154,11 +162,16 @@ def test_it_is_readable_on_every_screen_in_light_and_dark(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with opened(tmp_path, prepare=stage_scene) as (_, page):
             pictures = {}
-            for width, height in ((390, 844), (1024, 800), (1600, 1000)):
+            for width, height in ((390, 844), (1024, 800), (1300, 900), (1600, 1000)):
                 for scheme in ("light", "dark"):
                     await page.look(width=width, height=height, scheme=scheme)
                     await page.until(f"document.querySelector('#plot-al svg').viewBox.baseVal.width < {width}")
                     assert await page.ask("document.documentElement.scrollWidth") == width, "nothing to scroll sideways"
+                    assert await page.ask(HIDDEN_BUTTONS) == [], (width, scheme)
+                    if width > 1024:
+                        assert await page.ask("document.getElementById('engines').scrollWidth") <= await page.ask(
+                            "document.getElementById('engines').clientWidth"
+                        ), width
                     contrast = await page.ask(CONTRAST)
                     assert contrast["text"] >= 4.5, (scheme, contrast)
                     assert contrast["line"] >= 3.0, (scheme, contrast)
