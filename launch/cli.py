@@ -207,8 +207,12 @@ def _view(options: argparse.Namespace) -> int:
 
 def _draft_init(options: argparse.Namespace) -> int:
     from launch import drafts
+    from wire.store import DraftStore
 
-    say(f"draft {drafts.init(read_config(options))}")
+    config = read_config(options)
+    version = drafts.init(config)
+    equal = drafts.first_equal(DraftStore(config.state.directory), version)
+    say(f"draft {version}" if equal is None else f"draft {version}, equal to draft {equal}: what it was made of is the same")
     return 0
 
 

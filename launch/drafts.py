@@ -60,6 +60,20 @@ def _first_serves(store: DraftStore, version: int) -> int:
     return version
 
 
+def first_equal(store: DraftStore, version: int) -> int | None:
+    """The oldest other draft whose files have the same checksums; raises ArtifactError for a version that cannot be read."""
+    wanted = store.manifest(version).sha256
+    return next((other for other in store.versions() if other != version and _checksums(store, other) == wanted), None)
+
+
+def _checksums(store: DraftStore, version: int) -> dict[str, str]:
+    """Empty where the manifest is unreadable."""
+    try:
+        return store.manifest(version).sha256
+    except ArtifactError:
+        return {}
+
+
 def how_to_serve(store: DraftStore, version: int) -> str:
     """What it takes to have a draft serve, in words; an engine cannot change its draft's shape while it runs."""
     active = store.active()

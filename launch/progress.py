@@ -32,6 +32,7 @@ class Waiting:
         self._console = Console()
         self._sentence = sentence
         self._started_at_s = time.monotonic()
+        self._is_printed = False
         self._printed_at_s = 0.0
         self._progress = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=self._console)
         self._task = self._progress.add_task(sentence, total=None)
@@ -49,12 +50,15 @@ class Waiting:
         if sentence != self._sentence:
             self._sentence = sentence
             self._progress.update(self._task, description=sentence)
-            self._printed_at_s = 0.0
+            self._is_printed = False
         if not self._console.is_terminal:
             self._print_now_and_then()
 
     def _print_now_and_then(self) -> None:
+        """A sentence once, then only that it still holds."""
         now_s = time.monotonic()
-        if now_s - self._printed_at_s >= _PLAIN_EVERY_S:
-            self._printed_at_s = now_s
-            print(f"{self._sentence} ({now_s - self._started_at_s:.0f} s)", flush=True)
+        if self._is_printed and now_s - self._printed_at_s < _PLAIN_EVERY_S:
+            return
+        waited = f"{now_s - self._started_at_s:.0f} s"
+        print(f"... {waited}" if self._is_printed else f"{self._sentence} ({waited})", flush=True)
+        self._is_printed, self._printed_at_s = True, now_s

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _FEWEST_TOKENS = 2000
 """Of a domain, before its coverage is sure enough to say that the vocabulary is too small: 98 % give or take 1 %, as requests
-are alike in themselves."""
+are alike in themselves. Of all domains, before a size is named at all."""
 
 
 class VocabularyChoice:
@@ -29,8 +29,8 @@ class VocabularyChoice:
 
     def __init__(self, control_ids: Sequence[int], target_head_VD: Tensor, min_gain: float) -> None:
         self._control_ids, self._target_head_VD, self._min_gain = control_ids, target_head_VD, min_gain
-        self.wanted_size = 0
-        """Tokens that can be expected to cover enough of every domain."""
+        self.wanted_size: int | None = None
+        """Tokens that can be expected to cover enough of every domain; None until enough was seen to tell."""
         self.shortfall = ""
         """Why the size is too small; empty where it is not."""
 
@@ -41,7 +41,9 @@ class VocabularyChoice:
         """
         head, counts_V = trainer.head, replay.counts_V
         domains = [*replay.domain_tokens().values()]
-        self.wanted_size = wanted_size(self._control_ids, domains, counts_V.numel())
+        num_seen = sum(int(tokens.counts_V.sum()) for tokens in domains)
+        is_telling = num_seen >= _FEWEST_TOKENS
+        self.wanted_size = wanted_size(self._control_ids, domains, counts_V.numel()) if is_telling else None
         self._judge_size(live, head.vocabulary.ids_U.numel())
         if not head.is_target_rows:
             return
@@ -60,7 +62,9 @@ class VocabularyChoice:
         before = self.shortfall
         worst = min((one for one in live if one.num_tokens >= _FEWEST_TOKENS), key=lambda one: one.share, default=None)
         self.shortfall = ""
-        if worst is not None and worst.share < WANTED_COVERAGE and self.wanted_size > present:
+        if self.wanted_size is None or worst is None:
+            return
+        if worst.share < WANTED_COVERAGE and self.wanted_size > present:
             self.shortfall = (
                 f"{present} draft tokens cover {worst.share:.1%} of what the target says to {worst.tenant} in {worst.domain}, about "
                 f"{self.wanted_size} would cover {WANTED_COVERAGE:.0%}: start again with --set draft.vocab_size={self.wanted_size}, drafts keep what "

@@ -134,11 +134,12 @@ class LearnerCollector:
             yield _gauge("paceline_learner_loss", "Training loss.", report.loss)
         if report.simulated_al is not None:
             yield _gauge("paceline_learner_simulated_acceptance_length", "On held-out requests.", report.simulated_al)
-        yield _gauge(
-            "paceline_learner_wanted_vocabulary_size",
-            "Draft tokens that can be expected to cover 98 % of what each domain says.",
-            report.wanted_vocabulary_size,
-        )
+        if report.wanted_vocabulary_size is not None:
+            yield _gauge(
+                "paceline_learner_wanted_vocabulary_size",
+                "Draft tokens that can be expected to cover 98 % of what each domain says.",
+                report.wanted_vocabulary_size,
+            )
         covered = GaugeMetricFamily(
             "paceline_draft_vocabulary_coverage",
             "Share of emitted tokens that the active draft can propose.",

@@ -193,8 +193,8 @@ class LearnerReport(Struct, frozen=True, kw_only=True):
     that a warm one came back."""
     vocabulary_coverage: tuple[DomainCoverage, ...] = ()
     """Of the domains that were asked of last."""
-    wanted_vocabulary_size: int = 0
-    """Tokens the draft's vocabulary needs, by estimate, to cover 98 % of what every domain says next, tokens not seen yet included."""
+    wanted_vocabulary_size: int | None = None
+    """None until 2,000 tokens were seen. Tokens the draft's vocabulary needs, by estimate, to cover 98 % of what every domain says next, tokens not seen yet included."""
     vocabulary_shortfall: str = ""
     """Empty, or what the size of the draft's vocabulary costs, by the coverage of what arrives, and what to do about it."""
 

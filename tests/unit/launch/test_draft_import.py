@@ -61,6 +61,14 @@ def test_list_and_show_name_where_a_draft_came_from(
     assert (source["format"], source["path"]) == ("eagle", str(published))
 
 
+def test_a_draft_made_twice_of_the_same_says_so(paceline: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ((), (), ("--set", "draft.seed=1")):
+        assert paceline("draft", "init", *more) == 0
+    first, second, other = capsys.readouterr().out.splitlines()
+    assert (first, other) == ("draft 0", "draft 2")
+    assert second.startswith("draft 1, equal to draft 0")
+
+
 def test_a_later_import_says_how_it_can_serve(paceline: Callable[..., int], published: Path, tmp_path: Path) -> None:
     paceline("draft", "init")
     paceline("draft", "import", str(published))

@@ -134,6 +134,9 @@ def test_a_domain_that_needs_more_tokens_than_there_are_says_how_many(config, ma
         request = make_request(key, prompt_key="q1", total=1984)
         requests.append(replace(request, rows=replace(request.rows, next_tokens_T=torch.arange(1984) % 62)))
         session._remember(requests[-1], on_disk=False)
+        if key == "k":
+            session.vocabulary.refresh(session.trainer, session.replay, session.history, session.coverage.view)
+            assert session.report().wanted_vocabulary_size is None, "too little was seen"
     session.vocabulary.refresh(session.trainer, session.replay, session.history, session.coverage.view)
     report = session.report()
     assert (report.wanted_vocabulary_size, report.vocabulary_shortfall) == (61, "")  # of 62 that are said alike often
