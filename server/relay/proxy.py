@@ -166,7 +166,7 @@ class Proxy:
     async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[Answer]:
         """The answer of an engine that took the request; every engine is tried once."""
         while True:
-            route, engine = await self._choose(leg, trip, prompt)
+            route, engine = await self._choose(exchange, leg, trip, prompt)
             with ExitStack() as stack:
                 visit = stack.enter_context(engine.request())
                 try:
@@ -215,7 +215,7 @@ class Proxy:
             raise engine_died()
         return False
 
-    async def _choose(self, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
+    async def _choose(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
         deadline_s = time.monotonic() + (RESUME_WAIT_S if leg.token_ids is not None else 0.0)
         while True:
             excluded = trip.excluded()
@@ -226,7 +226,7 @@ class Proxy:
                 if engine is not None:
                     return None, engine
             else:
-                route = self._router.choose(prompt, exclude=excluded)
+                route = self._router.choose(prompt, exclude=excluded, request_id=exchange.request_id)
                 if route is not None:
                     return route, route.engine
             if time.monotonic() >= deadline_s:

@@ -34,6 +34,8 @@ MAX_DECISIONS = 256
 class Decision(Struct, frozen=True, kw_only=True):
     """One routed request, for whoever wants to know why. gateway -> operator."""
 
+    request_id: str
+    """`X-Request-Id` of the answer; a request that moves, or whose prefill leg fails, has several decisions."""
     decided_at_s: float
     """Unix time."""
     engine: str
@@ -62,13 +64,14 @@ class RoutingView(Struct, frozen=True, kw_only=True):
     num_indexed_blocks: dict[str, int]
     """KV blocks each engine is known to hold."""
     decisions: list[Decision]
-    """The latest last."""
+    """The latest last; where a request id was asked for, those of that request alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where a request goes."""
 
+    request_id: str
     engine: Engine
     prefill: Engine | None
     """Set for `remote_prefill` only."""
@@ -111,7 +114,7 @@ class Router:
         self._policy = make_policy(settings.policy)
         self._metrics = metrics
 
-    def choose(self, prompt: Prompt, exclude: Collection[Engine] = ()) -> Route | None:
+    def choose(self, prompt: Prompt, exclude: Collection[Engine] = (), *, request_id: str = "") -> Route | None:
         """None where no engine can answer. Whoever takes the route says with `forget` when it is over."""
         chains = _Chains(prompt)
         candidates = [
@@ -124,16 +127,16 @@ class Router:
         candidate = self._policy.choose(candidates, prompt.session)
         choice = self._weigh(candidate, prompt, chains, exclude)
         num_tokens = None if prompt.token_ids is None else len(prompt.token_ids)
-        return self._settle(candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
+        return self._settle(request_id, candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
 
-    def view(self) -> RoutingView:
-        """Why requests went where they went."""
+    def view(self, request_id: str | None = None) -> RoutingView:
+        """Why requests went where they went: all that are remembered, or the one of that id."""
         return RoutingView(
             policy=self._settings.policy,
             prefill_seconds_per_token=self.costs.observed_seconds_per_token(),
             transfer_bytes_per_second=self.costs.bytes_per_second,
             num_indexed_blocks={engine.id: self._index.num_held(engine.id) for engine in self._fleet.engines},
-            decisions=list(self.decisions),
+            decisions=[one for one in self.decisions if request_id is None or one.request_id == request_id],
         )
 
     def degrade(self, route: Route, why: str) -> Route:
@@ -141,7 +144,7 @@ class Router:
         candidate = Candidate(route.engine, route.num_cached_tokens, self._local_cost(route.engine, route))
         self.forget(route)
         choice = _Choice("recompute", "prefill_failed", why)
-        return self._settle(candidate, choice, route.num_prompt_tokens, route.prompt_hash)
+        return self._settle(route.request_id, candidate, choice, route.num_prompt_tokens, route.prompt_hash)
 
     def observe(self, route: Route, *, first_byte_s: float | None) -> None:
         """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
@@ -214,12 +217,15 @@ class Router:
         )
         return _Choice("remote_prefill", "remote_cheaper", "", prefill, remote, num_uncached)
 
-    def _settle(self, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None, prompt_hash: str | None) -> Route:
+    def _settle(
+        self, request_id: str, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None, prompt_hash: str | None
+    ) -> Route:
         """Enter a decision everywhere it counts."""
         worker = choice.prefill or candidate.engine
         num_uncached = (num_prompt_tokens or 0) - candidate.num_cached_tokens
         num_queued_tokens = self.costs.queued_tokens(worker)
         route = Route(
+            request_id=request_id,
             engine=candidate.engine,
             prefill=choice.prefill,
             path=choice.path,
@@ -234,6 +240,7 @@ class Router:
         self._metrics.routed.labels(route.path, route.reason).inc()
         self.decisions.append(
             Decision(
+                request_id=request_id,
                 decided_at_s=time.time(),
                 engine=route.engine.id,
                 prefill=route.prefill.id if route.prefill else None,

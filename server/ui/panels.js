@@ -310,7 +310,7 @@ function routeRow(decision) {
   const why = REASONS[decision.reason] ?? decision.reason;
   return h(
     "tr",
-    {},
+    { title: `request ${decision.request_id}` },
     cell(clock(decision.decided_at_s), "muted"),
     cell([h("span", { class: "clip" }, decision.engine), decision.prefill ? h("div", { class: "muted small" }, `prefill on ${decision.prefill}`) : null]),
     cell([why, decision.detail ? h("div", { class: "muted small" }, DETAILS[decision.detail] ?? decision.detail) : null]),
