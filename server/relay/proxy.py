@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Send
 
-from server.admission import RETRY_AFTER_S
 from server.errors import ApiError, error_event, in_openai_shape
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Trip, engine_died, tells_of_death
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
-from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
+from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached, why_suspect
 from server.relay.sse import EventRelay, is_engines_fault, reports_death
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
@@ -177,8 +176,7 @@ class Proxy:
                         raise _too_slow() from error
                     self._metrics.retries.labels(engine.id).inc()
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
-                    # The kind alone: clients see the reason, and aiohttp's words name the private address.
-                    engine.suspect(f"failed a request: {type(error).__name__}", visit)
+                    engine.suspect(why_suspect(error, "request"), visit)
                     if is_unreached(error):
                         trip.leave(engine)
                     elif not trip.lose(engine):
@@ -274,7 +272,8 @@ class Proxy:
 
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
-        return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=RETRY_AFTER_S)
+        after_s = self._fleet.retry_after_s
+        return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=after_s)
 
 
 def _too_slow() -> ApiError:
