@@ -186,9 +186,11 @@ class Router:
         pool = [engine for engine in self._fleet.engines if engine.kind == "prefill"]
         if prompt.token_ids is None:
             return _Choice(alone, "tokens_unknown", prompt.reason)
+        num_prompt_tokens = len(prompt.token_ids)
+        if limit := _limit_exceeded(candidate.engine, num_prompt_tokens):
+            return _Choice(alone, "prompt_too_long", f"the engine takes {limit} tokens and will refuse it")
         if candidate.engine.kind == "combined" or not pool:
             return _Choice(alone, "cached" if candidate.num_cached_tokens else "not_cached")
-        num_prompt_tokens = len(prompt.token_ids)
         if num_prompt_tokens - candidate.num_cached_tokens < MIN_REMOTE_BLOCKS * _block_size(candidate.engine):
             return _Choice(alone, "cached" if candidate.num_cached_tokens else "short_prompt")
         usable = [engine for engine in pool if engine.takes_prefills and engine not in exclude]
@@ -270,7 +272,7 @@ class _Chains:
     def of(self, engine: Engine) -> list[BlockName]:
         """Empty for a prompt the engine refuses as too long: naming its blocks would only hold up other requests."""
         token_ids = self._prompt.token_ids or ()
-        if engine.status is None or len(token_ids) > engine.status.kv.max_model_len:
+        if engine.status is None or _limit_exceeded(engine, len(token_ids)):
             return []
         block_size = engine.status.kv.block_size_tokens
         names = self._names.get(block_size)
@@ -281,6 +283,12 @@ class _Chains:
     def prompt_hash(self, engine: Engine) -> str | None:
         names = self.of(engine)
         return names[-1].hex() if names else None
+
+
+def _limit_exceeded(engine: Engine, num_prompt_tokens: int) -> int:
+    """The engine's context in tokens, where the prompt is longer; else 0."""
+    max_model_len = engine.status.kv.max_model_len if engine.status else 0
+    return max_model_len if num_prompt_tokens > max_model_len else 0
 
 
 def _block_size(engine: Engine) -> int:

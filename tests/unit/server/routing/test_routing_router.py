@@ -147,6 +147,15 @@ def test_a_prompt_the_engine_will_refuse_is_not_looked_up() -> None:
     assert chosen(rig, prompt_of(MAX_MODEL_LEN)).prompt_hash is not None
 
 
+def test_a_prompt_no_engine_can_serve_is_not_put_down_to_the_prefill_engine() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 4
+    route = chosen(rig, prompt_of(MAX_MODEL_LEN + 1))
+    assert (route.path, route.reason, route.prefill) == ("combined", "prompt_too_long", None)
+    assert str(MAX_MODEL_LEN) in rig.router.decisions[-1].detail
+    assert chosen(rig, prompt_of(MAX_MODEL_LEN)).path == "remote_prefill"
+
+
 def test_salted_prompts_do_not_meet() -> None:
     engine = make_engine("e0")
     rig = RouterRig(engine)
