@@ -59,7 +59,11 @@ class RoutingView(Struct, frozen=True, kw_only=True):
 
     policy: str
     prefill_seconds_per_token: dict[str, float]
-    """As observed, by kind of pool; a kind without an observation is taken to be as fast as the others."""
+    """As observed, by kind of pool."""
+    assumed_seconds_per_token: dict[str, float]
+    """What estimates take instead for kinds without an observation: as fast as the others, else a mere guess."""
+    num_measured_prefills: dict[str, int]
+    """Observations by kind. Each moves the estimate by a tenth, so after twenty the guess they began with hardly counts."""
     transfer_bytes_per_second: float
     num_indexed_blocks: dict[str, int]
     """KV blocks each engine is known to hold."""
@@ -85,8 +89,6 @@ class Route:
     """Where the prompt is prefilled; of 0 tokens where it is not known."""
     num_queued_tokens: int
     """To compute there before."""
-    transfer_s: float
-    """Expected between the prefill and the first byte."""
     prompt_hash: str | None
     """Name of the prompt's last whole block."""
 
@@ -131,9 +133,13 @@ class Router:
 
     def view(self, request_id: str | None = None) -> RoutingView:
         """Why requests went where they went: all that are remembered, or the one of that id."""
+        observed = self.costs.observed_seconds_per_token()
+        kinds = sorted({engine.kind for engine in self._fleet.engines})
         return RoutingView(
             policy=self._settings.policy,
-            prefill_seconds_per_token=self.costs.observed_seconds_per_token(),
+            prefill_seconds_per_token=observed,
+            assumed_seconds_per_token={kind: self.costs.seconds_per_token(kind) for kind in kinds if kind not in observed},
+            num_measured_prefills=dict(self.costs.num_measured),
             transfer_bytes_per_second=self.costs.bytes_per_second,
             num_indexed_blocks={engine.id: self._index.num_held(engine.id) for engine in self._fleet.engines},
             decisions=[one for one in self.decisions if request_id is None or one.request_id == request_id],
@@ -148,9 +154,15 @@ class Router:
 
     def observe(self, route: Route, *, first_byte_s: float | None) -> None:
         """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
+        if route.prefill is None and first_byte_s is not None:
+            self.observe_prefill(route, first_byte_s)
         self.forget(route)
-        if first_byte_s is not None and route.num_prompt_tokens is not None:
-            expected, prefill_s = route.expected, first_byte_s - route.transfer_s
+
+    def observe_prefill(self, route: Route, prefill_s: float) -> None:
+        """The route's prefill is done, so long after it was asked for."""
+        self.forget(route)
+        if route.num_prompt_tokens is not None:
+            expected = route.expected
             self.costs.learn_prefill(expected.engine, prefill_s, expected.num_tokens, route.num_queued_tokens)
 
     def forget(self, route: Route) -> None:
@@ -236,7 +248,6 @@ class Router:
             num_cached_tokens=candidate.num_cached_tokens,
             expected=self.costs.expect(worker, choice.num_prefill_tokens if choice.prefill else max(0, num_uncached)),
             num_queued_tokens=num_queued_tokens,
-            transfer_s=choice.remote.transfer_s + choice.remote.handshake_s if choice.prefill and choice.remote else 0.0,
             prompt_hash=prompt_hash,
         )
         self._metrics.routed.labels(route.path, route.reason).inc()
