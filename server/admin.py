@@ -41,7 +41,7 @@ def admin_app(
     learner: LearnerLink,
     health: HealthMonitor,
     status: Callable[[], AdminStatus],
-    routing: Callable[[], msgspec.Struct],
+    routing: Callable[[str | None], msgspec.Struct],
     stores: Sequence[StateStore],
     target: TargetCoordinator,
 ) -> FastAPI:
@@ -60,9 +60,9 @@ def admin_app(
         return json_response(status())
 
     @app.get("/admin/routing")
-    async def get_routing() -> Response:
-        """What the router knows, and its latest decisions with their costs."""
-        return json_response(routing())
+    async def get_routing(request_id: str | None = None) -> Response:
+        """What the router knows, and its latest decisions with their costs, or those of one request."""
+        return json_response(routing(request_id))
 
     @app.post("/admin/capture")
     async def set_capture(request: Request) -> Response:

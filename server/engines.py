@@ -32,6 +32,8 @@ CONTROL_TIMEOUT_S = 30.0
 KEEPALIVE_S = 3.0
 """Shorter than uvicorn's 5 s, so the gateway, not the engine, closes an idle connection; else a request could meet the close."""
 MAX_ERROR_CHARS = 500
+UNREACHED = "does not accept connections; it may be starting"
+"""Said of an engine to clients: aiohttp's own words name the private address."""
 
 Answer = TypeVar("Answer")
 
@@ -167,8 +169,9 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineError(f"engine {self.id} did not answer {method} {path} within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            # The kind alone: the message reaches clients, and aiohttp's words name the private address.
-            raise EngineError(f"engine {self.id} does not answer {method} {path}: {type(error).__name__}") from error
+            is_unreached = isinstance(error, aiohttp.ClientConnectorError)
+            what = UNREACHED if is_unreached else f"broke off before it had answered {method} {path}"
+            raise EngineError(f"engine {self.id} {what}") from error
         if response.status >= 400:
             raise self._refusal(response.status, body, path)
         return body

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from server.admission import RETRY_AFTER_S
 from server.config import KV_LEASE_S, PoolKind
 from server.engines import EngineClient
 from server.relay.breaker import Breaker, Visit
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from server.relay.prefill import Lease
 
 Result = TypeVar("Result")
+
+START_RETRY_AFTER_S = 10
+"""Told to clients where none can be served before an engine has started, which takes from ten seconds to minutes."""
 
 
 class EngineLost(ConnectionError):
@@ -89,8 +93,12 @@ class Engine:
 
     @property
     def why_not(self) -> str:
-        """Why it takes no requests, or what is odd about it; empty when all is well."""
-        return self.reason or self.breaker.reason or ("draining" if self.is_draining else "")
+        """Why it answers no clients, or what is odd about it, to be read after its id; empty when all is well."""
+        if why := self.reason.removeprefix(f"engine {self.id} ") or self.breaker.reason:
+            return why
+        if self.is_draining:
+            return "is draining"
+        return "" if self.can_decode else "a prefill engine answers no client itself"
 
     @property
     def lease_left_s(self) -> float:
@@ -256,7 +264,13 @@ class Fleet:
         """Empty when at least one engine can answer requests."""
         if any(engine.can_answer for engine in self.engines):
             return ""
-        return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.why_not or engine.kind}" for engine in self.engines)
+        return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.why_not}" for engine in self.engines)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When to try again. An engine that is merely kept from requests by its breaker may be let have some in a second."""
+        is_soon = any(engine.ready and engine.can_decode and not engine.is_draining for engine in self.engines)
+        return RETRY_AFTER_S if is_soon else START_RETRY_AFTER_S
 
 
 def common_parts(status: EngineStatus) -> list[str]:

@@ -200,13 +200,19 @@ class SwapCoordinator:
     ) -> SwapReport:
         """Try targets in order, the next one where an artifact is unusable."""
         candidates = [target for target in dict.fromkeys(targets) if target is not None and target != self.drafts.active]
-        error: PacelineError = SwapError("there is no earlier draft and no floor to go back to; activate a version instead")
+        error: PacelineError = SwapError(self._why_nowhere_to_go())
         for target in candidates:
             try:
                 return await self._attempt(trigger, target, partial(work, target), forced=True)
             except ArtifactError as unusable:
                 error = unusable
         raise error
+
+    def _why_nowhere_to_go(self) -> str:
+        active = self.drafts.active
+        if active is not None and active == self.drafts.floor:
+            return f"draft {active} is active and is the floor itself; there is nothing earlier to go back to"
+        return "there is no earlier draft and no floor to go back to; activate a version instead"
 
     async def _attempt(self, trigger: str, version: int, work: Callable[[], Awaitable[_Result]], *, forced: bool) -> SwapReport:
         """Run `work` alone and record how it ended."""

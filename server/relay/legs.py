@@ -90,6 +90,7 @@ class Legs:
             try:
                 lease = await self._prefills.run(exchange, leg, route.prefill, engine)
                 stack.enter_context(self._prefills.held(lease, engine))
+                self._router.observe_prefill(route, time.monotonic() - started_s)
             except PrefillRefused as refusal:
                 head = Head(route.prefill, path, refusal.status, refusal.content_type)
                 return Answer(head, refusal.body, None, route, None, visit, started_s)

@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 from msgspec import Raw
 
+from server.engines import UNREACHED
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.paths import COMPLETIONS_PATH, GENERATE_PATH
@@ -57,6 +58,11 @@ def is_silence(error: BaseException) -> bool:
 def is_unreached(error: BaseException) -> bool:
     """Whether an engine was gone before the request came."""
     return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+
+
+def why_suspect(error: BaseException, task: str) -> str:
+    """What to say of an engine that met a task with such an error, in words that clients may read."""
+    return UNREACHED if is_unreached(error) else f"broke off in the middle of a {task}; it may have died"
 
 
 class PrefillFailed(Exception):
@@ -158,7 +164,7 @@ class PrefillLegs:
             if is_silence(error):
                 engine.miss()
             else:
-                engine.suspect(f"failed a prefill: {type(error).__name__}", visit)
+                engine.suspect(why_suspect(error, "prefill"), visit)
             is_death = not is_silence(error) and not is_unreached(error)
             raise PrefillFailed(f"engine {engine.id} failed: {type(error).__name__}", is_death=is_death) from error
         if 400 <= status < 500 and status not in _TOLD_TO_WAIT:

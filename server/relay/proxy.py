@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Send
 
-from server.admission import RETRY_AFTER_S
 from server.errors import ApiError, error_event, in_openai_shape
 from server.fleet import Engine, EngineLost, Fleet
 from server.metrics import Metrics
 from server.relay.exchange import Client, Exchange, Head, Leg, Trip, engine_died, tells_of_death
 from server.relay.join import CannotResume
 from server.relay.legs import Answer, Legs
-from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached
+from server.relay.prefill import CONNECTION_ERRORS, is_silence, is_unreached, why_suspect
 from server.relay.sse import EventRelay, is_engines_fault, reports_death
 from server.relay.stream import Stream, read_cached_tokens
 from server.routing.tokens import Prompt
@@ -166,7 +165,7 @@ class Proxy:
     async def _open(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> AsyncIterator[Answer]:
         """The answer of an engine that took the request; every engine is tried once."""
         while True:
-            route, engine = await self._choose(leg, trip, prompt)
+            route, engine = await self._choose(exchange, leg, trip, prompt)
             with ExitStack() as stack:
                 visit = stack.enter_context(engine.request())
                 try:
@@ -177,8 +176,7 @@ class Proxy:
                         raise _too_slow() from error
                     self._metrics.retries.labels(engine.id).inc()
                     logger.warning("request %s: engine %s failed: %r", exchange.request_id, engine.id, error)
-                    # The kind alone: clients see the reason, and aiohttp's words name the private address.
-                    engine.suspect(f"failed a request: {type(error).__name__}", visit)
+                    engine.suspect(why_suspect(error, "request"), visit)
                     if is_unreached(error):
                         trip.leave(engine)
                     elif not trip.lose(engine):
@@ -215,7 +213,7 @@ class Proxy:
             raise engine_died()
         return False
 
-    async def _choose(self, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
+    async def _choose(self, exchange: Exchange, leg: Leg, trip: Trip, prompt: Prompt | None) -> tuple[Route | None, Engine]:
         deadline_s = time.monotonic() + (RESUME_WAIT_S if leg.token_ids is not None else 0.0)
         while True:
             excluded = trip.excluded()
@@ -226,7 +224,7 @@ class Proxy:
                 if engine is not None:
                     return None, engine
             else:
-                route = self._router.choose(prompt, exclude=excluded)
+                route = self._router.choose(prompt, exclude=excluded, request_id=exchange.request_id)
                 if route is not None:
                     return route, route.engine
             if time.monotonic() >= deadline_s:
@@ -274,7 +272,8 @@ class Proxy:
 
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
-        return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=RETRY_AFTER_S)
+        after_s = self._fleet.retry_after_s
+        return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=after_s)
 
 
 def _too_slow() -> ApiError:

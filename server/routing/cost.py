@@ -6,7 +6,7 @@ prefilled token takes, so between equal engines a choice does not depend on that
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import inf
 
@@ -83,6 +83,8 @@ class CostModel:
     def __init__(self) -> None:
         self._seconds_per_token: dict[str, float] = {}
         """By kind of pool, not by engine: one slow answer must not turn traffic away from the engine that gave it."""
+        self.num_measured: Counter[str] = Counter()
+        """Prefills learned from, by kind of pool."""
         self._seconds_per_byte = 1.0 / PRIOR_BYTES_PER_SECOND
         self._transfers: dict[Engine, tuple[float, float]] = {}
         """Bytes and seconds already learned from."""
@@ -150,6 +152,7 @@ class CostModel:
         if num_tokens >= MIN_LEARNED_TOKENS:
             old = self.seconds_per_token(engine.kind)
             self._seconds_per_token[engine.kind] = _blend(old, prefill_s / num_tokens)
+            self.num_measured[engine.kind] += 1
 
     def learn_transfer(self, engine: Engine, total_bytes: float, total_s: float) -> None:
         """What an engine has pulled over NIXL since it started, as its metrics say; called again and again."""

@@ -34,6 +34,8 @@ MAX_DECISIONS = 256
 class Decision(Struct, frozen=True, kw_only=True):
     """One routed request, for whoever wants to know why. gateway -> operator."""
 
+    request_id: str
+    """`X-Request-Id` of the answer; a request that moves, or whose prefill leg fails, has several decisions."""
     decided_at_s: float
     """Unix time."""
     engine: str
@@ -57,18 +59,23 @@ class RoutingView(Struct, frozen=True, kw_only=True):
 
     policy: str
     prefill_seconds_per_token: dict[str, float]
-    """As observed, by kind of pool; a kind without an observation is taken to be as fast as the others."""
+    """As observed, by kind of pool."""
+    assumed_seconds_per_token: dict[str, float]
+    """What estimates take instead for kinds without an observation: as fast as the others, else a mere guess."""
+    num_measured_prefills: dict[str, int]
+    """Observations by kind. Each moves the estimate by a tenth, so after twenty the guess they began with hardly counts."""
     transfer_bytes_per_second: float
     num_indexed_blocks: dict[str, int]
     """KV blocks each engine is known to hold."""
     decisions: list[Decision]
-    """The latest last."""
+    """The latest last; where a request id was asked for, those of that request alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where a request goes."""
 
+    request_id: str
     engine: Engine
     prefill: Engine | None
     """Set for `remote_prefill` only."""
@@ -82,8 +89,6 @@ class Route:
     """Where the prompt is prefilled; of 0 tokens where it is not known."""
     num_queued_tokens: int
     """To compute there before."""
-    transfer_s: float
-    """Expected between the prefill and the first byte."""
     prompt_hash: str | None
     """Name of the prompt's last whole block."""
 
@@ -111,7 +116,7 @@ class Router:
         self._policy = make_policy(settings.policy)
         self._metrics = metrics
 
-    def choose(self, prompt: Prompt, exclude: Collection[Engine] = ()) -> Route | None:
+    def choose(self, prompt: Prompt, exclude: Collection[Engine] = (), *, request_id: str = "") -> Route | None:
         """None where no engine can answer. Whoever takes the route says with `forget` when it is over."""
         chains = _Chains(prompt)
         candidates = [
@@ -124,16 +129,20 @@ class Router:
         candidate = self._policy.choose(candidates, prompt.session)
         choice = self._weigh(candidate, prompt, chains, exclude)
         num_tokens = None if prompt.token_ids is None else len(prompt.token_ids)
-        return self._settle(candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
+        return self._settle(request_id, candidate, choice, num_tokens, chains.prompt_hash(candidate.engine))
 
-    def view(self) -> RoutingView:
-        """Why requests went where they went."""
+    def view(self, request_id: str | None = None) -> RoutingView:
+        """Why requests went where they went: all that are remembered, or the one of that id."""
+        observed = self.costs.observed_seconds_per_token()
+        kinds = sorted({engine.kind for engine in self._fleet.engines})
         return RoutingView(
             policy=self._settings.policy,
-            prefill_seconds_per_token=self.costs.observed_seconds_per_token(),
+            prefill_seconds_per_token=observed,
+            assumed_seconds_per_token={kind: self.costs.seconds_per_token(kind) for kind in kinds if kind not in observed},
+            num_measured_prefills=dict(self.costs.num_measured),
             transfer_bytes_per_second=self.costs.bytes_per_second,
             num_indexed_blocks={engine.id: self._index.num_held(engine.id) for engine in self._fleet.engines},
-            decisions=list(self.decisions),
+            decisions=[one for one in self.decisions if request_id is None or one.request_id == request_id],
         )
 
     def degrade(self, route: Route, why: str) -> Route:
@@ -141,13 +150,19 @@ class Router:
         candidate = Candidate(route.engine, route.num_cached_tokens, self._local_cost(route.engine, route))
         self.forget(route)
         choice = _Choice("recompute", "prefill_failed", why)
-        return self._settle(candidate, choice, route.num_prompt_tokens, route.prompt_hash)
+        return self._settle(route.request_id, candidate, choice, route.num_prompt_tokens, route.prompt_hash)
 
     def observe(self, route: Route, *, first_byte_s: float | None) -> None:
         """An answer has begun, that many seconds after it was asked for; None where it came whole, its decoding included."""
+        if route.prefill is None and first_byte_s is not None:
+            self.observe_prefill(route, first_byte_s)
         self.forget(route)
-        if first_byte_s is not None and route.num_prompt_tokens is not None:
-            expected, prefill_s = route.expected, first_byte_s - route.transfer_s
+
+    def observe_prefill(self, route: Route, prefill_s: float) -> None:
+        """The route's prefill is done, so long after it was asked for."""
+        self.forget(route)
+        if route.num_prompt_tokens is not None:
+            expected = route.expected
             self.costs.learn_prefill(expected.engine, prefill_s, expected.num_tokens, route.num_queued_tokens)
 
     def forget(self, route: Route) -> None:
@@ -183,9 +198,11 @@ class Router:
         pool = [engine for engine in self._fleet.engines if engine.kind == "prefill"]
         if prompt.token_ids is None:
             return _Choice(alone, "tokens_unknown", prompt.reason)
+        num_prompt_tokens = len(prompt.token_ids)
+        if limit := _limit_exceeded(candidate.engine, num_prompt_tokens):
+            return _Choice(alone, "prompt_too_long", f"the engine takes {limit} tokens and will refuse it")
         if candidate.engine.kind == "combined" or not pool:
             return _Choice(alone, "cached" if candidate.num_cached_tokens else "not_cached")
-        num_prompt_tokens = len(prompt.token_ids)
         if num_prompt_tokens - candidate.num_cached_tokens < MIN_REMOTE_BLOCKS * _block_size(candidate.engine):
             return _Choice(alone, "cached" if candidate.num_cached_tokens else "short_prompt")
         usable = [engine for engine in pool if engine.takes_prefills and engine not in exclude]
@@ -214,12 +231,15 @@ class Router:
         )
         return _Choice("remote_prefill", "remote_cheaper", "", prefill, remote, num_uncached)
 
-    def _settle(self, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None, prompt_hash: str | None) -> Route:
+    def _settle(
+        self, request_id: str, candidate: Candidate, choice: _Choice, num_prompt_tokens: int | None, prompt_hash: str | None
+    ) -> Route:
         """Enter a decision everywhere it counts."""
         worker = choice.prefill or candidate.engine
         num_uncached = (num_prompt_tokens or 0) - candidate.num_cached_tokens
         num_queued_tokens = self.costs.queued_tokens(worker)
         route = Route(
+            request_id=request_id,
             engine=candidate.engine,
             prefill=choice.prefill,
             path=choice.path,
@@ -228,12 +248,12 @@ class Router:
             num_cached_tokens=candidate.num_cached_tokens,
             expected=self.costs.expect(worker, choice.num_prefill_tokens if choice.prefill else max(0, num_uncached)),
             num_queued_tokens=num_queued_tokens,
-            transfer_s=choice.remote.transfer_s + choice.remote.handshake_s if choice.prefill and choice.remote else 0.0,
             prompt_hash=prompt_hash,
         )
         self._metrics.routed.labels(route.path, route.reason).inc()
         self.decisions.append(
             Decision(
+                request_id=request_id,
                 decided_at_s=time.time(),
                 engine=route.engine.id,
                 prefill=route.prefill.id if route.prefill else None,
@@ -263,7 +283,7 @@ class _Chains:
     def of(self, engine: Engine) -> list[BlockName]:
         """Empty for a prompt the engine refuses as too long: naming its blocks would only hold up other requests."""
         token_ids = self._prompt.token_ids or ()
-        if engine.status is None or len(token_ids) > engine.status.kv.max_model_len:
+        if engine.status is None or _limit_exceeded(engine, len(token_ids)):
             return []
         block_size = engine.status.kv.block_size_tokens
         names = self._names.get(block_size)
@@ -274,6 +294,12 @@ class _Chains:
     def prompt_hash(self, engine: Engine) -> str | None:
         names = self.of(engine)
         return names[-1].hex() if names else None
+
+
+def _limit_exceeded(engine: Engine, num_prompt_tokens: int) -> int:
+    """The engine's context in tokens, where the prompt is longer; else 0."""
+    max_model_len = engine.status.kv.max_model_len if engine.status else 0
+    return max_model_len if num_prompt_tokens > max_model_len else 0
 
 
 def _block_size(engine: Engine) -> int:

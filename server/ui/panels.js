@@ -266,8 +266,9 @@ export function routing(state) {
   patch(byId("paths"), total ? [stack(rows, total), pathList(rows, total)] : h("p", { class: "empty-text" }, "No request was routed in this window."));
   const view = state.routing;
   if (!view) return;
-  const speed = Object.entries(view.prefill_seconds_per_token).map(([kind, seconds]) => `${kind} prefills ${rate(1 / seconds)} tok/s`);
-  patch(byId("routing-note"), [view.policy, ...speed].join(" · "));
+  const speeds = (perToken, mark) => Object.entries(perToken).map(([kind, seconds]) => `${kind} prefills ${rate(1 / seconds)} tok/s${mark}`);
+  const known = [...speeds(view.prefill_seconds_per_token, ""), ...speeds(view.assumed_seconds_per_token, " (assumed)")];
+  patch(byId("routing-note"), [view.policy, ...known].join(" · "));
   const latest = view.decisions.slice(-SHOWN_ROUTES).reverse();
   const columns = [{ title: "Latest" }, { title: "Went to" }, { title: "Because" }, { title: "Cached", number: true }, { title: "Cost", number: true, spare: true }];
   patch(byId("routes"), latest.length ? table(columns, latest.map(routeRow), "") : null);
@@ -310,7 +311,7 @@ function routeRow(decision) {
   const why = REASONS[decision.reason] ?? decision.reason;
   return h(
     "tr",
-    {},
+    { title: `request ${decision.request_id}` },
     cell(clock(decision.decided_at_s), "muted"),
     cell([h("span", { class: "clip" }, decision.engine), decision.prefill ? h("div", { class: "muted small" }, `prefill on ${decision.prefill}`) : null]),
     cell([why, decision.detail ? h("div", { class: "muted small" }, DETAILS[decision.detail] ?? decision.detail) : null]),

@@ -64,6 +64,7 @@ export const REASONS = {
   cached: "part is cached there",
   not_cached: "nothing is cached",
   short_prompt: "too short to move",
+  prompt_too_long: "longer than the engine takes",
   local_cheaper: "its own prefill is cheaper",
   remote_cheaper: "a remote prefill is cheaper",
   tokens_unknown: "by load alone: the prompt was not read here",

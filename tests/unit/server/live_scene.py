@@ -217,6 +217,7 @@ def _decision(number: int) -> Decision:
     local = LocalCost(prefill_s=0.21 if is_remote else 0.02, queue_s=0.0, active_s=0.05, disturbance_s=0.02)
     remote = RemoteCost(prefill_s=0.08, queue_s=0.0, transfer_s=0.01, handshake_s=0.05, active_s=0.03)
     return Decision(
+        request_id=f"request-{number}",
         decided_at_s=time.time() - 8 + number,
         engine="engine-1",
         prefill="engine-0" if is_remote else None,

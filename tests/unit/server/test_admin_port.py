@@ -164,6 +164,22 @@ def test_routing_explains_itself(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_request_s_routing_is_found_by_the_id_its_client_was_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, num_engines=2) as rig:
+            replies = [await rig.complete(headers) for headers in (None, {"X-Request-Id": "mine"}, None)]
+            ids = [reply.headers["X-Request-Id"] for reply in replies]
+            whole = (await rig.admin("GET", "/admin/routing")).json
+            assert [decision["request_id"] for decision in whole["decisions"]] == ids
+            for index, request_id in enumerate(ids):
+                view = (await rig.admin("GET", "/admin/routing", params={"request_id": request_id})).json
+                assert view == {**whole, "decisions": [whole["decisions"][index]]}
+            for other in ("min", "mine2", ""):
+                assert (await rig.admin("GET", f"/admin/routing?request_id={other}")).json["decisions"] == []
+
+    run(scenario())
+
+
 def test_state_is_asked_for_by_a_prompt_s_hash(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, num_engines=2) as rig:

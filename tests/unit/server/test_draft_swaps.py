@@ -76,6 +76,8 @@ def test_roll_back_walks_down_the_lineage(tmp_path: Path) -> None:
                 await _serves(rig, version)
             nowhere = await rig.admin("POST", "/admin/drafts/rollback")
             assert (nowhere.status, nowhere.code) == (409, "swap_refused")
+            message = nowhere.json["error"]["message"]
+            assert message == "draft 0 is active and is the floor itself; there is nothing earlier to go back to"
 
     run(scenario())
 

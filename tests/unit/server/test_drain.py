@@ -53,9 +53,24 @@ def test_without_another_engine_clients_are_told_to_come_back(tmp_path: Path) ->
         async with running(tmp_path) as rig:
             await _drain(rig, "engine-0")
             reply = await rig.complete()
-            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "1")
-            assert "draining" in reply.json["error"]["message"]
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "10")
+            assert "engine-0: is draining" in reply.json["error"]["message"]
             assert (await rig.request("GET", "/ready")).status == 503
+
+    run(scenario())
+
+
+def test_clients_are_told_in_words_why_no_engine_of_the_pools_answers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, kinds=("prefill", "decode")) as rig:
+            await _drain(rig, "engine-1")
+            refused = (await rig.complete()).json["error"]["message"]
+            assert "engine-0: a prefill engine answers no client itself; engine-1: is draining" in refused
+            await rig.engines[1].stop()
+            await eventually(lambda: not rig.gateway.fleet.engines[1].ready)
+            for reply in (await rig.complete(), await rig.request("GET", "/ready")):
+                assert reply.json["error"]["message"].endswith("engine-1: does not accept connections; it may be starting")
+                assert (reply.status, reply.headers["Retry-After"]) == (503, "10")
 
     run(scenario())
 

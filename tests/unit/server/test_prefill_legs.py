@@ -55,6 +55,20 @@ def _prefer_prefill(rig: GatewayRig) -> None:
             rig.gateway.router.costs.learn_prefill(engine, 0.1 if engine.kind == "prefill" else 1000.0, 1000, 0)
 
 
+def test_a_prefill_leg_teaches_its_time_whether_the_answer_streams_or_comes_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            costs = rig.gateway.router.costs
+            for stream in (True, False):
+                _prefer_prefill(rig)
+                before = dict(costs.num_measured)
+                reply = await rig.complete(prompt=PROMPT + str(stream), stream=stream, max_tokens=50)
+                assert reply.headers["X-Paceline-Kv-Path"] == "remote_prefill"
+                assert dict(costs.num_measured) == {**before, "prefill": before["prefill"] + 1}
+
+    run(scenario())
+
+
 def _decoding(rig: GatewayRig) -> list[FakeEngine]:
     return [engine for engine in rig.engines if engine.kind != "prefill"]
 

@@ -348,7 +348,7 @@ def test_request_moves_to_another_engine_before_the_first_byte(tmp_path: Path) -
             assert _count(rig.engines)[1] == 6
             await second.stop()
             reply = await rig.complete()
-            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "1")
+            assert (reply.status, reply.code, reply.headers["Retry-After"]) == (503, "no_engine_ready", "10")
 
     run(scenario())
 

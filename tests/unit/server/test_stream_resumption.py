@@ -181,6 +181,8 @@ def test_next_engine_is_asked_for_the_rest_only(tmp_path: Path) -> None:
             assert _chunks(reply)[-1]["choices"][0]["finish_reason"] == "length"
             moved = [await rig.metric(f'paceline_stream_moves_total{{engine="engine-{index}"}}') for index in range(2)]
             assert sorted(moved, key=str) == [1.0, None]
+            view = await rig.admin("GET", "/admin/routing", params={"request_id": reply.headers["X-Request-Id"]})
+            assert sorted(one["engine"] for one in view.json["decisions"]) == ["engine-0", "engine-1"], "one for each engine"
 
     run(scenario())
 

@@ -147,6 +147,15 @@ def test_a_prompt_the_engine_will_refuse_is_not_looked_up() -> None:
     assert chosen(rig, prompt_of(MAX_MODEL_LEN)).prompt_hash is not None
 
 
+def test_a_prompt_no_engine_can_serve_is_not_put_down_to_the_prefill_engine() -> None:
+    rig, _, decode = pd_rig()
+    decode.num_in_flight = 4
+    route = chosen(rig, prompt_of(MAX_MODEL_LEN + 1))
+    assert (route.path, route.reason, route.prefill) == ("combined", "prompt_too_long", None)
+    assert str(MAX_MODEL_LEN) in rig.router.decisions[-1].detail
+    assert chosen(rig, prompt_of(MAX_MODEL_LEN)).path == "remote_prefill"
+
+
 def test_salted_prompts_do_not_meet() -> None:
     engine = make_engine("e0")
     rig = RouterRig(engine)
@@ -223,8 +232,22 @@ def test_a_transfer_does_not_look_like_slow_prefilling() -> None:
     for number in range(40):
         route = chosen(rig, prompt_of(1000, start=5000 * number))
         assert route.prefill is not None
-        rig.router.observe(route, first_byte_s=1000 * PRIOR_SECONDS_PER_TOKEN + HANDSHAKE_S + 1000 * BYTES_PER_TOKEN / 1e9)
+        rig.router.observe_prefill(route, 1000 * PRIOR_SECONDS_PER_TOKEN)
+        rig.router.observe(route, first_byte_s=100.0)
     assert rig.router.costs.seconds_per_token("prefill") == pytest.approx(PRIOR_SECONDS_PER_TOKEN)
+
+
+def test_what_was_never_measured_is_called_assumed() -> None:
+    rig, prefill, _ = pd_rig()
+    view = rig.router.view()
+    assert (view.prefill_seconds_per_token, view.num_measured_prefills) == ({}, {})
+    assert view.assumed_seconds_per_token == {"decode": PRIOR_SECONDS_PER_TOKEN, "prefill": PRIOR_SECONDS_PER_TOKEN}
+    for _ in range(3):
+        rig.router.costs.learn_prefill(prefill, 0.2, num_uncached_tokens=100, num_queued_tokens=0)
+    view = rig.router.view()
+    learned_s = view.prefill_seconds_per_token["prefill"]
+    assert learned_s > PRIOR_SECONDS_PER_TOKEN
+    assert (view.assumed_seconds_per_token, view.num_measured_prefills) == ({"decode": learned_s}, {"prefill": 3})
 
 
 def test_a_first_byte_after_hardly_any_prefill_teaches_nothing() -> None:
