@@ -157,7 +157,8 @@ class PacelineWorker(_Base):
             return []
         mends.mend_expand_batch_to_tokens()
         mends.mend_top_k_of_no_rows()
-        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        mends.mend_loading_of_compiled_models()
+        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_COMPILED, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
         if self.vllm_config.kv_transfer_config is not None and nixl_utils.is_nixl_available():
             mends.mend_nixl_progress_thread()
             in_force.append(mends.MEND_NIXL)
