@@ -230,6 +230,16 @@ class Group(Struct, frozen=True, kw_only=True, tag="group"):
         """Those whose environment did not fail."""
         return tuple(trajectory for trajectory in self.trajectories if trajectory.failure is None)
 
+    @property
+    def scored_rollouts(self) -> tuple[tuple[Trajectory, ...], ...]:
+        """The trajectories of each rollout whose environment did not fail."""
+        return tuple(rollout for rollout in self.rollouts if all(trajectory.failure is None for trajectory in rollout))
+
+
+def num_output_tokens(rollout: Sequence[Trajectory]) -> int:
+    """Of all trajectories of one rollout."""
+    return sum(trajectory.num_output_tokens for trajectory in rollout)
+
 
 def encode_group(group: Group) -> bytes:
     return msgspec.msgpack.encode(group)

@@ -19,7 +19,8 @@ _CONNECT_S = 10.0
 _MAX_ERROR_BYTES = 1 << 16
 _NO_LABEL, _MAX_LABEL_CHARS = re.compile(r"[^A-Za-z0-9._:-]"), 64
 _TRY_AGAIN = {408, 409, 425, 429}
-"""Besides every 5xx."""
+"""Besides every 5xx but _UNABLE."""
+_UNABLE = 501
 
 
 class Lost(Exception):
@@ -32,6 +33,10 @@ class Lost(Exception):
 
 class Refused(Exception):
     """The gateway will never take this request."""
+
+
+class Unable(Refused):
+    """Nor any other: its engines are started with what breaks training."""
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ class Gateway:
         await self._session.close()
 
     async def stream(self, request: GenerateRequest, answer: Answer, *, domain: str) -> None:
-        """Fill `answer` to its end. Raises Lost, Refused or BadAnswer."""
+        """Fill `answer` to its end. Raises Lost, Refused (Unable where no request would be taken) or BadAnswer."""
         try:
             async with self._post(request, domain) as response:
                 await _require_ok(response)
@@ -109,6 +114,8 @@ async def _require_ok(response: aiohttp.ClientResponse) -> None:
     except msgspec.DecodeError:
         message = ""
     reason = f"{response.status}: {message or body[:200]!r}"
+    if response.status == _UNABLE:
+        raise Unable(reason)
     if response.status >= 500 or response.status in _TRY_AGAIN:
         after = response.headers.get("Retry-After", "")
         raise Lost(reason, retry_after_s=float(after) if after.isdecimal() else None)

@@ -26,6 +26,7 @@ from rl.generator.gateway import Gateway
 from rl.generator.groups import RunningGroup
 from rl.generator.rendering import TargetText
 from rl.generator.seats import Seats
+from rl.generator.setbacks import Setbacks
 from rl.generator.state import GeneratorState
 from rl.generator.target_watch import TargetWatch
 from rl.generator.turns import RunningRollout, TurnFailed, Turns
@@ -68,6 +69,7 @@ class Generator:
         self._wake = asyncio.Event()
         self._groups: dict[int, RunningGroup] = {}
         self._num_done_tokens = self._num_done_rollouts = 0
+        self._setbacks = Setbacks()
         self.counts = GeneratorCounts()
         self.watch = TargetWatch(ledger.state.version)
         self.temperature = settings.temperature
@@ -104,14 +106,16 @@ class Generator:
         return GeneratorState(groups=tuple(group.save() for group in self._groups.values()))
 
     async def run(self) -> NoReturn:
-        """Until it is cancelled. Raises (in an ExceptionGroup) ConfigError where target and environments do not go together."""
+        """Until it is cancelled. Raises (in an ExceptionGroup) ConfigError where target and environments do not go together, or the
+        gateway's engines can serve no rollouts (501), RolloutError where group after group fails (`setbacks.py`)."""
         loop = asyncio.get_running_loop()
         round_s = loop.time()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
                 self._give_up_evicted()
-                self._admit()
+                if loop.time() >= self._setbacks.paused_until_s:
+                    self._admit()
                 self._start(tasks)
                 if loop.time() >= round_s:
                     self._play_round()
@@ -119,10 +123,15 @@ class Generator:
                 if self._seats.num_free > 0:
                     self._seats.fill(self._reading())
                 try:
-                    async with asyncio.timeout_at(round_s):
+                    async with asyncio.timeout_at(self._next_look_s(round_s)):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
+
+    def _next_look_s(self, round_s: float) -> float:
+        """At the next round, or where groups may begin again before it."""
+        paused_until_s = self._setbacks.paused_until_s
+        return min(round_s, paused_until_s) if paused_until_s > asyncio.get_running_loop().time() else round_s
 
     def _take_up(self, state: GeneratorState) -> None:
         """Open groups of a checkpoint go on; what the ledger takes to run and nothing is known of has failed."""
@@ -224,14 +233,17 @@ class Generator:
             return self._fail(group, error)
         del self._groups[group.group_id]
         if self._ledger.finish(finished):
+            self._setbacks.succeeded()
             self.counts.num_groups += 1
             self._hand_over(finished)
 
     def _fail(self, group: RunningGroup, error: Exception) -> None:
-        """Evict it, so that its refill is owed."""
+        """Evict it, so that its refill is owed. Raises RolloutError where nothing but failures came for long."""
         log.warning("group %d is evicted: %s", group.group_id, error)
         if any(entry.group_id == group.group_id for entry in self._ledger.state.open):
             self._ledger.evict([group.group_id], "failed")
             self.counts.num_failed_groups += 1
             self._give_up(group.group_id)
+            now_s = asyncio.get_running_loop().time()
+            self._setbacks.failed(group.group_id, error, next_group_id=self._ledger.state.next_group_id, now_s=now_s)
         self.wake()

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from rl.generator.answer import Answer, BadAnswer
 from rl.generator.config import GeneratorSettings
 from rl.generator.counts import GeneratorCounts
-from rl.generator.gateway import Gateway, GenerateRequest, Lost, Refused, Sampling
+from rl.generator.gateway import Gateway, GenerateRequest, Lost, Refused, Sampling, Unable
 from rl.generator.seats import Preempted, Seats
 from rl.generator.state import OpenRollout, PartialTurn, PlayedTurn
 from rl.generator.target_watch import TargetWatch
 from rl.trajectory import Trajectory
+from wire.errors import ConfigError
 
 MAX_BAD_ANSWERS = 8
 """In a row, of one turn: then the group is given up, so that no run waits for it."""
@@ -89,7 +90,7 @@ class Turns:
         self._stop_token_ids = stop_token_ids
 
     async def draw(self, rollout: RunningRollout, context: tuple[int, ...], *, max_tokens: int) -> PlayedTurn:
-        """Finish the rollout's partial turn, whose prompt ends `context`. Raises TurnFailed."""
+        """Finish the rollout's partial turn, whose prompt ends `context`. Raises TurnFailed, ConfigError where no turn can be had."""
         num_bad, pause_s = 0, _FIRST_PAUSE_S
         while True:
             turn = rollout.saved.partial
@@ -101,6 +102,8 @@ class Turns:
                 continue
             except Preempted:
                 continue
+            except Unable as error:
+                raise ConfigError(f"the gateway cannot serve rollouts: {error}") from error
             except Refused as error:
                 raise TurnFailed(f"the gateway refuses it: {error}") from error
             except BadAnswer as error:

@@ -2,6 +2,7 @@
 
 Prompts differ in both, so only answers to one prompt are compared (correlation of deviations from the group's mean). Right answers
 may well need more words; what is left among answers to one prompt on which the rule says the same is no consequence of being right.
+A forked rollout is one observation: its trajectories share one reward, and its length is that of all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import atanh, erfc, inf, sqrt
 import numpy as np
 from msgspec import Struct
 
-from rl.trajectory import Group, Trajectory
+from rl.trajectory import Group, Trajectory, num_output_tokens
 
 _MAX_P_VALUE = 0.01
 
@@ -38,9 +39,9 @@ class LengthReport(Struct, frozen=True, kw_only=True, tag="length_report"):
 
 def length_report(groups: Sequence[Group], rule: str, limit: float) -> LengthReport:
     """rule: name of the reward part that says whether an answer is right. limit: largest correlation without an alarm."""
-    rollouts = [trajectory for group in groups for trajectory in group.scored]
-    overall = _correlation((trajectory.group_id, trajectory) for trajectory in rollouts)
-    given_rule = _correlation(((trajectory.group_id, _verdict(trajectory, rule)), trajectory) for trajectory in rollouts)
+    rollouts = [rollout for group in groups for rollout in group.scored_rollouts]
+    overall = _correlation((rollout[0].group_id, rollout) for rollout in rollouts)
+    given_rule = _correlation(((rollout[0].group_id, _verdict(rollout[0], rule)), rollout) for rollout in rollouts)
     found = []
     if _is_alarming(given_rule, limit):
         found.append(
@@ -56,10 +57,10 @@ def length_report(groups: Sequence[Group], rule: str, limit: float) -> LengthRep
     return LengthReport(among_group=overall, among_equally_right=given_rule, alarms=tuple(found))
 
 
-def _correlation(stratified: Iterable[tuple[Hashable, Trajectory]]) -> LengthCorrelation:
+def _correlation(stratified: Iterable[tuple[Hashable, Sequence[Trajectory]]]) -> LengthCorrelation:
     strata: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)
-    for stratum, trajectory in stratified:
-        strata[stratum].append((trajectory.num_output_tokens, trajectory.reward))
+    for stratum, rollout in stratified:
+        strata[stratum].append((num_output_tokens(rollout), rollout[0].reward))
     lengths: list[float] = []
     rewards: list[float] = []
     num_strata = 0

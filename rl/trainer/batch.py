@@ -14,7 +14,7 @@ from rl.algorithms.advantages import advantages
 from rl.algorithms.config import AlgorithmSettings
 from rl.algorithms.overlong import overlong_penalty
 from rl.algorithms.sampling import with_signal
-from rl.trajectory import Group, Trajectory
+from rl.trajectory import Group, Trajectory, num_output_tokens
 from wire.errors import RolloutError
 
 
@@ -61,7 +61,7 @@ def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_out
     Raises RolloutError for rollouts drawn at temperature 0, which have no distribution, and for ones that are too long.
     """
     kept, dropped = with_signal(groups) if algorithm.drop_equal_rewards else (list(groups), [])
-    numbered = [(number, rollout) for number, group in enumerate(kept) for rollout in scored_rollouts(group)]
+    numbered = [(number, rollout) for number, group in enumerate(kept) for rollout in group.scored_rollouts]
     rewards = [_shaped(rollout, algorithm, max_output_tokens) for _, rollout in numbered]
     worths_N = advantages(
         algorithm.recipe.advantage,
@@ -74,17 +74,8 @@ def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_out
         samples=tuple(_sample(trajectory, advantage) for (_, rollout), advantage in rows for trajectory in rollout),
         shaped_rewards=tuple(rewards),
         dropped_group_ids=tuple(group.group_id for group in dropped),
-        num_failed=sum(len(group.rollouts) - len(scored_rollouts(group)) for group in groups),
+        num_failed=sum(len(group.rollouts) - len(group.scored_rollouts) for group in groups),
     )
-
-
-def scored_rollouts(group: Group) -> list[Sequence[Trajectory]]:
-    """The trajectories of each rollout whose environment did not fail."""
-    return [rollout for rollout in group.rollouts if all(trajectory.failure is None for trajectory in rollout)]
-
-
-def num_output_tokens(rollout: Sequence[Trajectory]) -> int:
-    return sum(trajectory.num_output_tokens for trajectory in rollout)
 
 
 def _shaped(rollout: Sequence[Trajectory], algorithm: AlgorithmSettings, max_output_tokens: int) -> float:

@@ -15,9 +15,9 @@ from rl.consistency.alarms import FLOORS, HEALTH, alarms
 from rl.consistency.divergence import DivergenceReport, measure
 from rl.consistency.rescored import Rescored
 from rl.staleness.distribution import staleness
-from rl.trainer.batch import Batch, num_output_tokens, scored_rollouts
+from rl.trainer.batch import Batch
 from rl.trainer.metrics import Spread, StepReport, UpdateMetrics, finite
-from rl.trajectory import Group
+from rl.trajectory import Group, num_output_tokens
 
 
 def report(
@@ -41,7 +41,7 @@ def report(
         num_tokens=sum(sample.num_outputs for sample in batch.samples),
         updates=updates,
     )
-    rollouts = [rollout for group in groups for rollout in scored_rollouts(group)]
+    rollouts = [rollout for group in groups for rollout in group.scored_rollouts]
     if rollouts:
         bare = replace(
             bare,

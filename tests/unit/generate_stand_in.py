@@ -48,7 +48,7 @@ class GenerateStandIn:
     newline_id: int = 0
     eos_id: int = 0
     fault: Callable[[int], str] = lambda number: ""
-    """By the request's number: `cut`, `error`, `hang`, `busy`, `refuse`, `stopped` (the engine gives it up) or a kind of GARBAGE."""
+    """By the request's number: `cut`, `error`, `hang`, `busy`, `refuse`, `unable`, `stopped` (the engine gives it up) or a kind of GARBAGE."""
     fault_after: int = TOKENS_PER_EVENT
     """Tokens that arrive first."""
     before_token: Callable[[int, int], None] = lambda number, index: None
@@ -89,6 +89,8 @@ class GenerateStandIn:
             return _error(503, "no place", {"Retry-After": "0"})
         if fault == "refuse":
             return _error(400, "too long")
+        if fault == "unable":
+            return _error(501, "its speculation accepts at random")
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:

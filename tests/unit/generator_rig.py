@@ -94,6 +94,16 @@ class Rig:
             if not task.cancelled():
                 raise AssertionError("the generator ended by itself") from task.exception()
 
+    async def fails(self) -> tuple[Exception, ...]:
+        """Wait for the generator to end by itself; gives the errors of its rollouts."""
+        assert self._task is not None
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([self._task])
+        task, self._task = self._task, None
+        error = task.exception()
+        assert isinstance(error, ExceptionGroup)
+        return error.exceptions
+
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not condition():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from generate_stand_in import GARBAGE, TOKENS_PER_EVENT
 from generator_rig import check_groups, importable, rig, run
 
+from rl.generator import setbacks
 from rl.generator.turns import MAX_BAD_ANSWERS
+from wire.errors import ConfigError, RolloutError
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +94,76 @@ def test_what_the_gateway_refuses_is_given_up_and_the_run_goes_on(tmp_path: Path
             assert made.generator.counts.num_failed_groups == 1
 
     run(scenario())
+
+
+def test_a_gateway_that_refuses_everything_is_asked_at_growing_intervals(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, fault=lambda _: "refuse") as made:
+            begun_s = asyncio.get_running_loop().time()
+            made.begin()
+            await made.until(lambda: made.generator.counts.num_failed_groups >= 16)
+            # Four groups at a time: what follows the fourth wave has waited for three pauses.
+            assert asyncio.get_running_loop().time() - begun_s >= 7 * setbacks.FIRST_PAUSE_S
+            made.stand_in.fault = lambda _: ""
+            await made.until(lambda: len(made.groups) == 4)
+            check_groups(made)
+            assert made.generator.counts.num_failed_groups <= 24
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_gateway", [True, False])
+def test_a_run_in_which_every_group_fails_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gateway: bool
+) -> None:
+    monkeypatch.setattr(setbacks, "LAST_PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        talk = {} if is_gateway else {"broken_from": 0}
+        async with rig(tmp_path, talk=talk, fault=lambda _: "refuse") as made:
+            made.begin()
+            (error,) = await made.fails()
+            assert isinstance(error, RolloutError)
+            assert f"{setbacks.MAX_IN_A_ROW} times in a row" in str(error)
+            assert ("400: 'too long'" if is_gateway else "there are no such problems") in str(error)
+            assert made.groups == []
+            assert setbacks.MAX_IN_A_ROW <= made.generator.counts.num_failed_groups <= 4 * setbacks.MAX_IN_A_ROW
+
+    run(scenario())
+
+
+def test_a_gateway_whose_engines_break_training_ends_the_run_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with rig(tmp_path, fault=lambda number: "" if number < 12 else "unable") as made:
+            made.begin()
+            await made.until(lambda: len(made.groups) == 4)
+            assert made.ledger.take(2)
+            made.change_target(1)
+            errors = await made.fails()
+            assert {type(error) for error in errors} == {ConfigError}
+            assert "cannot serve rollouts: 501: 'its speculation accepts at random'" in str(errors[0])
+            assert made.generator.counts.num_failed_groups == 0
+            assert len(made.stand_in.bodies) <= 12 + 6
+
+    run(scenario())
+
+
+def test_groups_that_fail_together_are_one_setback_and_a_finished_one_ends_them() -> None:
+    found = setbacks.Setbacks()
+    pauses = []
+    for wave in range(setbacks.MAX_IN_A_ROW - 1):
+        for group_id in range(100 * wave, 100 * wave + 100):
+            found.failed(group_id, "x", next_group_id=100 * wave + 100, now_s=0.0)
+        pauses.append(found.paused_until_s)
+    assert pauses[:3] == pytest.approx([0.1, 0.2, 0.4])
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == setbacks.LAST_PAUSE_S
+    found.succeeded()
+    assert found.paused_until_s == 0.0
+    for group_id in range(10_000, 10_000 + setbacks.MAX_IN_A_ROW - 1):
+        found.failed(group_id, "x", next_group_id=group_id + 1, now_s=5.0)
+    with pytest.raises(RolloutError, match="group 20000, because the gateway refuses it"):
+        found.failed(20_000, "the gateway refuses it", next_group_id=20_001, now_s=5.0)
 
 
 def test_a_target_that_changes_under_a_stream_is_in_its_spans(tmp_path: Path) -> None:

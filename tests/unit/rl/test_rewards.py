@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 from rl_samples import make_trajectory, make_turn
 from safetensors.numpy import save
 
@@ -123,6 +124,27 @@ def test_the_correlation_is_pearsons_of_deviations_from_the_groups_means():
     centred = [np.asarray([(n, x) for n, _, x in members]) - np.mean([(n, x) for n, _, x in members], 0) for members in drawn]
     wanted = np.corrcoef(np.concatenate(centred).T)[0, 1]
     assert length_report(groups_of(drawn), "correct", 0.3).among_group.correlation == pytest.approx(wanted)
+
+
+def test_a_forked_rollout_is_one_observation_as_long_as_all_its_trajectories():
+    drawn = [[(3 + (5 * k + g) % 7, 1.0, round(0.1 * ((3 * k + g) % 5), 1)) for k in range(6)] for g in range(4)]
+    whole = groups_of([[(3 * length, right, more) for length, right, more in members] for members in drawn])
+    forked = [
+        Group(
+            trajectories=(
+                *group.trajectories,
+                *(
+                    structs.replace(before, sample_index=6 * fork + index, forked_from=6 * (fork - 1) + index)
+                    for fork in (1, 2)
+                    for index, before in enumerate(group.trajectories)
+                ),
+            )
+        )
+        for group in groups_of(drawn)
+    ]
+    found = length_report(forked, "correct", 0.3)
+    assert found.among_group.num_rollouts == 24
+    assert found == length_report(whole, "correct", 0.3)
 
 
 def test_chance_is_called_chance_however_small_the_groups_are():
