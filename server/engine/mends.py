@@ -10,9 +10,11 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
+from vllm.compilation import decorators
 from vllm.distributed import nixl_utils
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.sample import rejection_sampler
@@ -22,9 +24,12 @@ MEND_SEEDED = "mend:seeded_chunked_prefill"
 MEND_TIED_HEAD = "mend:tied_lm_head"
 MEND_TOP_K = "mend:top_k_of_no_rows"
 MEND_NIXL = "mend:nixl_progress_thread"
+MEND_COMPILED = "mend:compiled_model_loads"
 
+_load_compiled_function = torch.compiler.load_compiled_function
 _NIXL_PAUSE_US = 1000
 """Adds at most this to a transfer, which takes tens of milliseconds on a CPU."""
+_LOAD_PARAMETERS = ["model", "aot_compilation_path"]
 _EXPAND_PARAMETERS = ["x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"]
 
 
@@ -126,3 +131,39 @@ def mend_nixl_progress_thread() -> None:
 
     agent.is_mended = True  # type: ignore[attr-defined]
     bindings.nixlAgent = agent
+
+
+def _load_whole(file: Any, **options: Any) -> Any:
+    """torch.compiler.load_compiled_function, whose result knows how to finish loading."""
+    loaded = _load_compiled_function(file, **options)
+    compiled = loaded._artifacts.compiled_fn
+    if not hasattr(compiled, "finalize_loading"):
+        compiled.finalize_loading = lambda _: None
+    return loaded
+
+
+def mend_loading_of_compiled_models() -> None:
+    """What the CPU compiled is saved and then never loaded: each start of an engine compiles for minutes.
+
+    vLLM asks every loaded model to finish loading, which only the functions of its own compiler backend know how to; the CPU
+    uses Inductor's, whose loaded functions are whole. Wraps vllm/compilation/decorators.py:_try_load_aot_compiled_fn, so that
+    a function without `finalize_loading` has one that does nothing. Remove when vLLM skips such functions
+    (tests/engine/test_mends.py shows it).
+    """
+    stock = decorators._try_load_aot_compiled_fn
+    if getattr(stock, "is_mended", False):
+        return
+    found = list(inspect.signature(stock).parameters)
+    if found != _LOAD_PARAMETERS:
+        raise RuntimeError(f"_try_load_aot_compiled_fn takes {found}, the mend wraps {_LOAD_PARAMETERS}; see SEAMS.md")
+
+    @wraps(stock)
+    def load(model: Any, aot_compilation_path: str) -> Any:
+        torch.compiler.load_compiled_function = _load_whole
+        try:
+            return stock(model, aot_compilation_path)
+        finally:
+            torch.compiler.load_compiled_function = _load_compiled_function
+
+    load.is_mended = True  # type: ignore[attr-defined]
+    decorators._try_load_aot_compiled_fn = load

@@ -50,13 +50,11 @@ class PacelineWorker(_Base):
         store = DraftStore(config.state_dir)
         before = store.active()
         super().load_model(load_dummy_weights=load_dummy_weights)
-        active = store.active()
-        if active is None or active != before:
-            raise ConfigError(
-                f"the active draft changed from {before} to {active} while this engine was loading; start it again"
-            )
+        if before is None:
+            raise ConfigError(f"no draft is active in {config.state_dir}; start engines with `paceline up`")
         self._spec = self._resolve_spec()
-        self._install_weights(store, active)
+        self._install_weights(store, before)
+        self._follow_active(store)
         follow_target_version(lambda: self._weights.versions[TARGET])
         # Before the capture, whose clock so counts what is put off in the step that makes up for it.
         self._backlog = DraftBacklog(self.model_runner) if DraftBacklog.suits(self.model_runner) else None
@@ -157,7 +155,8 @@ class PacelineWorker(_Base):
             return []
         mends.mend_expand_batch_to_tokens()
         mends.mend_top_k_of_no_rows()
-        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        mends.mend_loading_of_compiled_models()
+        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_COMPILED, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
         if self.vllm_config.kv_transfer_config is not None and nixl_utils.is_nixl_available():
             mends.mend_nixl_progress_thread()
             in_force.append(mends.MEND_NIXL)
@@ -183,6 +182,12 @@ class PacelineWorker(_Base):
             if getattr(spec, name) != value:
                 raise ConfigError(f"{name} is {getattr(spec, name)} in the configuration and {value} in the loaded models")
         return spec
+
+    def _follow_active(self, store: DraftStore) -> None:
+        """Where another draft was activated during the load, either may have been read: the newest is put in force whole."""
+        while (active := store.active()) not in (None, self._weights.versions[DRAFT]):
+            self._weights.stages[DRAFT].load_now(active)
+            self._swap(DRAFT, active)
 
     def _install_weights(self, store: DraftStore, active: int) -> None:
         engine = self.weight_transfer_engine

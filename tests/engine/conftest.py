@@ -36,10 +36,18 @@ def tiny_state(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_target: Path, tiny_state: Path) -> Iterator[LiveEngine]:
-    """Few KV blocks and a small token budget: long prompts are chunked, and many requests preempt one another."""
+    """Few KV blocks and a small token budget: long prompts are chunked, and many requests preempt one another.
+
+    Draft 1 is active when it starts, and draft 0 is activated while it loads.
+    """
+    DraftStore(tiny_state).set_active(1)
     options = ["--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "34"]
     worker = "probe_worker.ProbeCpuWorker"
-    with start_engine(tiny_target, tiny_state, tiny.DRAFT_VOCAB, options=options, worker_cls=worker) as engine:
+    variables = {"PROBE_ACTIVATE_WHILE_LOADING": "0"}
+    with start_engine(
+        tiny_target, tiny_state, tiny.DRAFT_VOCAB, options=options, worker_cls=worker, variables=variables
+    ) as engine:
+        engine.digests_at_start = engine.ok("/paceline/digest")
         yield engine
 
 

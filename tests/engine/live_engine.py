@@ -114,6 +114,8 @@ class LiveEngine:
         self.url, self.model, self.state_dir, self.target_dir = url, model, state_dir, target_dir
         self.listener = listener
         self.process = process
+        self.digests_at_start: dict[str, str] = {}
+        """Where the test session keeps them."""
         self._num_marks = 0
 
     def metric(self, name: str) -> float:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from server.engine import kv_store_dfkv
+from server.engine.settings import parts_config
 from server.engine.stage import Stage, read_weights
 from server.engine.weights import TARGET
 from server.engine.worker_cpu import PacelineCpuWorker
+from wire.store import DraftStore
 
 # One process with the scheduler, whose patience a busy machine must not decide.
 kv_store_dfkv.ANSWER_S = float(os.environ.get("PROBE_DFKV_ANSWER_S", kv_store_dfkv.ANSWER_S))
@@ -21,6 +23,8 @@ kv_store_dfkv.ANSWER_S = float(os.environ.get("PROBE_DFKV_ANSWER_S", kv_store_df
 
 class ProbeCpuWorker(PacelineCpuWorker):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        if "PROBE_ACTIVATE_WHILE_LOADING" in os.environ:
+            self._activate_while_loading(int(os.environ["PROBE_ACTIVATE_WHILE_LOADING"]))
         super().load_model(load_dummy_weights=load_dummy_weights)
         self._failing: set[str] = set()
         """Models whose next load fails half-way."""
@@ -45,6 +49,15 @@ class ProbeCpuWorker(PacelineCpuWorker):
             return forward(input_ids, *args, **kwargs)
 
         draft.forward = count_forward
+
+    def _activate_while_loading(self, version: int) -> None:
+        load_model = self.model_runner.load_model
+
+        def load(**options: Any) -> None:
+            load_model(**options)
+            DraftStore(parts_config().state_dir).set_active(version)
+
+        self.model_runner.load_model = load
 
     def probe_update_target(self, version: int, directory: str) -> None:
         """Put other target weights under the engine, whatever it runs: no pause, no checks, no way back."""

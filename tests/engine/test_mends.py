@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from live_engine import LiveEngine
 from targets import greedy, make_moved
 from transformers import AutoModelForCausalLM
+from vllm.compilation import decorators
+from vllm.config import VllmConfig
 
 from server.engine import mends
 
@@ -123,6 +127,26 @@ def test_a_target_update_reaches_the_tied_head(tiny_engine: LiveEngine, tiny_tar
         tiny_engine.rpc("probe_update_target", 0, str(tiny_target))
     assert tiny_engine.ok("/paceline/digest")["target"] == digest
     assert greedy(new_target, ids, 16) != greedy(tiny_target, ids, 16)
+
+
+def test_what_the_cpu_compiled_is_loaded_with_the_mend_and_not_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is loaded without, vLLM has mended it: remove the mend and this test."""
+    file = str(tmp_path / "model")
+    torch.compile(doubled_and_more, fullgraph=True).aot_compile(((torch.zeros(4),), {})).save_compiled_function(file)
+    config = VllmConfig()
+    model = SimpleNamespace(
+        vllm_config=config, compilation_config=config.compilation_config, forward=doubled_and_more, _is_encoder=False
+    )
+    stock = inspect.unwrap(decorators._try_load_aot_compiled_fn)
+    monkeypatch.setattr(decorators, "_try_load_aot_compiled_fn", stock)
+    assert stock(model, file) is None
+    mends.mend_loading_of_compiled_models()
+    loaded = decorators._try_load_aot_compiled_fn(model, file)
+    assert loaded(torch.arange(4.0)).tolist() == [1.0, 3.0, 5.0, 7.0]
+
+
+def doubled_and_more(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x + 1
 
 
 def test_the_mended_expansion_repeats_each_value_for_its_tokens() -> None:

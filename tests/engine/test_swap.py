@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from wire.artifact import MANIFEST_FILE, WEIGHTS_FILE
 from wire.spec import file_sha256
+from wire.store import DraftStore
 
 PROMPTS = [f"swap prompt {i}: " for i in range(8)]
 
@@ -23,6 +24,16 @@ PROMPTS = [f"swap prompt {i}: " for i in range(8)]
 def draft_zero_is_active(tiny_engine: LiveEngine) -> None:
     if tiny_engine.active() != 0:
         tiny_engine.swap(0)
+
+
+def test_a_draft_activated_while_an_engine_loads_is_the_one_it_starts_with(tiny_engine: LiveEngine, tiny_state: Path) -> None:
+    """As `tiny_engine` was started: what it loaded is that draft, whole, as it is after a swap."""
+    assert DraftStore(tiny_state).active() == 0
+    at_start = tiny_engine.digests_at_start["draft"]
+    tiny_engine.swap(1)
+    assert tiny_engine.ok("/paceline/digest")["draft"] != at_start
+    tiny_engine.swap(0)
+    assert tiny_engine.ok("/paceline/digest")["draft"] == at_start
 
 
 def test_swaps_under_load_leave_every_token_as_it_was(tiny_engine: LiveEngine) -> None:
