@@ -21,6 +21,9 @@ from wire.control import AnswerLimits
 
 DEFAULT_MAX_TOKENS = 16
 """Of `/v1/completions`, as OpenAI and vLLM have it; a chat's is its engine's to tell, else what the context leaves."""
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+"""Of each stop string. Where an answer is taken up, its end is compared with all their beginnings."""
 
 _NEVER = (
     "bad_words",
@@ -70,6 +73,7 @@ _CARRIED = (
 _MEDIA = (b'"image', b'"input_image', b'"audio', b'"input_audio', b'"video', b'"file')
 _NULL = Raw(b"null")
 _TRUE = Raw(b"true")
+_WITH_USAGE = Raw(b'{"include_usage":true}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,9 @@ def why_not_resumable(path: str, fields: Fields) -> str:
     if _value(fields, "include_stop_str_in_output") and _value(fields, "stop"):
         # Otherwise an engine holds back what could begin a stop string; here it has sent it.
         return "stop strings are part of the output"
+    stops = _read_stops(fields)
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        return "its stop strings are too many or too long"
     if path == CHAT_PATH:
         return "a message is not text" if any(word in bytes(fields.get("messages", _NULL)) for word in _MEDIA) else ""
     return "" if num_prompts(bytes(fields.get("prompt", _NULL))) == 1 else "it has several prompts"
@@ -113,24 +120,24 @@ def read_wishes(path: str, fields: Fields) -> Wishes:
     """Of a request that is resumable."""
     options = _value(fields, "stream_options")
     options = options if isinstance(options, dict) else {}
-    stop = _value(fields, "stop") or []
     return Wishes(
         is_chat=path == CHAT_PATH,
         token_ids=_value(fields, "return_token_ids") is True,
         usage=options.get("include_usage") is True,
         continuous_usage=options.get("include_usage") is True and options.get("continuous_usage_stats") is True,
         skip_special_tokens=_value(fields, "skip_special_tokens") is not False,
-        stops=(stop,) if isinstance(stop, str) else tuple(one for one in stop if isinstance(one, str)),
+        stops=_read_stops(fields),
     )
 
 
 def asking_for_ids(fields: Fields) -> Fields:
     """The client's request, and the token ids and usage on top."""
     options = _value(fields, "stream_options")
+    asked = {**fields, "return_token_ids": _TRUE}
     if not isinstance(options, dict) or options.get("include_usage") is not True:
         # The other options say how usage is shown; without it they are void.
-        options = {"include_usage": True}
-    return {**fields, "return_token_ids": _TRUE, "stream_options": Raw(msgspec.json.encode(options))}
+        asked["stream_options"] = _WITH_USAGE
+    return asked
 
 
 def max_tokens_left(
@@ -166,6 +173,14 @@ def continuation(fields: Fields, wishes: Wishes, ids: Sequence[int], *, num_kept
         "return_token_ids": _TRUE,
     }
     return rest
+
+
+def _read_stops(fields: Fields) -> tuple[str, ...]:
+    """Empty, too, where the engine will refuse them."""
+    stop = _value(fields, "stop")
+    if isinstance(stop, str):
+        return (stop,)
+    return tuple(one for one in stop if isinstance(one, str)) if isinstance(stop, list) else ()
 
 
 def _value(fields: Fields, name: str) -> Any:
