@@ -16,6 +16,9 @@ NUM_CONTEXT_TOKENS = 8
 """Prompt tokens decoded before the answer's: the first word of a text can look different from the same word further in."""
 MAX_TOKENS_BACK = 64
 """Text lags by a few characters, so by fewer tokens."""
+_REPLACEMENT = "\ufffd"
+"""What half a character is decoded to. An engine that goes on after ids whose text ends with it, be it the real character, takes it
+for a half and emits the text of everything before it again, prompt included (tokenizers' DecodeStream, primed with the prompt)."""
 
 
 class CannotResume(Exception):
@@ -35,28 +38,34 @@ class Join:
 
 
 def find_join(decode: Decode, prompt_ids: Sequence[int], ids: Sequence[int], sent: str, stops: Sequence[str]) -> Join:
-    """The last place where ids and sent text agree; raises CannotResume."""
+    """The last place where ids and sent text agree; raises CannotResume.
+
+    The work is bounded by the stop strings' number and lengths, which are the caller's to bound.
+    """
     context = list(prompt_ids[-NUM_CONTEXT_TOKENS:])
     num_context_chars = len(decode(context))
-
-    def text_of(num_ids: int) -> str:
-        return decode([*context, *ids[:num_ids]])[num_context_chars:]
-
+    begun: tuple[str, ...] | None = None
     for num_kept in range(len(ids), max(len(ids) - MAX_TOKENS_BACK, 0) - 1, -1):
-        text = text_of(num_kept)
+        whole = decode([*context, *ids[:num_kept]])
+        if whole.endswith(_REPLACEMENT):
+            continue
+        text = whole[num_context_chars:]
+        if begun is None:
+            begun = _begun_stops(stops, max_length=len(text))
         ahead = text[len(sent) :]
-        if text.startswith(sent) and "\ufffd" not in ahead and not _begins_stop(text, stops):
+        # An engine would not see the beginning of a stop string in what it is given.
+        if text.startswith(sent) and _REPLACEMENT not in ahead and not text.endswith(begun):
             return Join(num_kept, ahead, "")
         if sent.startswith(text):
             break
     else:
-        raise CannotResume("the token ids do not give the text that was sent")
-    if _begins_stop(text, stops):
+        raise CannotResume("the token ids do not give the text that was sent, or only up to half a character")
+    if text.endswith(begun):
         raise CannotResume("the text sent ends with what could begin a stop string")
     # The text sent ends within a token that may not be kept. Sampled anew it could be another one; that will show.
     return Join(num_kept, "", sent[len(text) :])
 
 
-def _begins_stop(text: str, stops: Sequence[str]) -> bool:
-    """Whether a stop string could begin in a text's last characters: the next engine would not see that beginning."""
-    return any(text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop)))
+def _begun_stops(stops: Sequence[str], *, max_length: int) -> tuple[str, ...]:
+    """What a text of up to `max_length` characters ends with when a stop string may have begun in it."""
+    return tuple(stop[:length] for stop in stops for length in range(1, min(len(stop), max_length + 1)))

@@ -14,6 +14,7 @@ from fake_model import FakeModel, build_tokenizer
 from gateway_rig import GatewayRig, Reply, eventually, run, running
 
 from server.config import RoutingSettings
+from server.relay.resumable import MAX_STOP_CHARS, MAX_STOPS
 from wire.control import AnswerLimits
 
 TEXT = "the quick brown fox — ünïcödé 🦊🦊 — jumps over the lazy dog, and the cat says END of it all"
@@ -245,6 +246,23 @@ def test_stop_string_is_found_though_the_engine_died_within_it(tmp_path: Path, p
     run(scenario())
 
 
+def test_replacement_character_of_the_model_is_told_from_half_a_character(tmp_path: Path) -> None:
+    text = "ab \ufffd\nfox and dog"
+
+    async def scenario() -> None:
+        async with _running(tmp_path, 2, text, text) as rig:
+            for engine in rig.engines:
+                engine.model.tokens_per_chunk = 1
+            num_moved = 0
+            for after in range(1, len(rig.engine.model.ids)):
+                _die(rig, ("break", after))
+                assert _text(_chunks(await _ask(rig, COMPLETIONS, stop=["\n\n"]))) == text, after
+                num_moved += all(engine.bodies for engine in rig.engines)
+            assert num_moved > 5
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("gate_name", ["core_gate", "health_gate"])
 def test_answer_of_an_engine_that_hangs_comes_from_another(tmp_path: Path, stream: bool, gate_name: str) -> None:
@@ -332,6 +350,8 @@ UNRESUMABLE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
     (COMPLETIONS, {"stop": ["END"], "include_stop_str_in_output": True}),
     (COMPLETIONS, {"bad_words": ["x"]}),
+    (COMPLETIONS, {"stop": "#" * (MAX_STOP_CHARS + 1)}),
+    (CHAT, {"stop": ["#"] * (MAX_STOPS + 1)}),
     (CHAT, {"stream_options": {"include_usage": "always"}}),
 ]
 
