@@ -179,7 +179,7 @@ class EngineClient:
     def _refusal(self, status: int, body: bytes, path: str) -> EngineRefused:
         try:
             detail = msgspec.json.decode(body, type=_ErrorBody).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             text = body[:MAX_ERROR_CHARS].decode(errors="replace")
             detail = _ErrorDetail(message=f"HTTP {status} from {path}: {text}")
         return EngineRefused(status, f"engine {self.id}: {detail.message}", str(detail.code or "engine_error"))
@@ -187,5 +187,5 @@ class EngineClient:
     def _decode(self, body: bytes, kind: type[Answer]) -> Answer:
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineError(f"engine {self.id} answered what is not a {kind.__name__}: {error}") from error

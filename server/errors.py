@@ -130,7 +130,7 @@ def in_openai_shape(status: int, body: bytes) -> bytes:
     try:
         if msgspec.json.decode(body, type=_AnError).error.message:
             return body
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     words = body[:_MAX_QUOTED_BYTES].decode(errors="replace").strip() or HTTPStatus(status).phrase
     return error_body(status, f"the engine answered: {words}", code="engine_error")

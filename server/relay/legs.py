@@ -106,8 +106,7 @@ class Legs:
                 # What the other engine took is not this one's time.
                 started_s = time.monotonic()
         response = await self._send(exchange, leg, engine, lease)
-        content_type = response.headers.get("Content-Type", "application/json")
-        head = Head(engine, path, response.status, content_type, response.headers.get("Retry-After"))
+        head = _read_head(response, engine, path)
         answer = Answer(head, None, response, route, lease, visit, started_s)
         if response.content_type != _EVENT_STREAM:
             try:
@@ -157,6 +156,16 @@ class Legs:
         """An answer is complete, and told so many cached prompt tokens, or none."""
         if answer.route is not None and num_cached_tokens is not None:
             self._router.judge(answer.route, num_cached_tokens)
+
+
+def _read_head(response: aiohttp.ClientResponse, engine: Engine, kv_path: str) -> Head:
+    """Raises ClientPayloadError where a header that the client gets cannot be sent on."""
+    content_type = response.headers.get("Content-Type", "application/json")
+    retry_after = response.headers.get("Retry-After")
+    if not content_type.isascii() or (retry_after is not None and not retry_after.isascii()):
+        response.close()
+        raise aiohttp.ClientPayloadError("a header of the answer is not ASCII")
+    return Head(engine, kv_path, response.status, content_type, retry_after)
 
 
 def _is_stale(error: Exception) -> bool:

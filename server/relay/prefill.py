@@ -296,7 +296,7 @@ def _transfer_params(body: bytes) -> Raw | None:
     try:
         params = msgspec.json.decode(body, type=_PrefillAnswer).kv_transfer_params
         blocks = msgspec.json.decode(params, type=_TransferParams | None)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if blocks is None or not any(blocks.remote_block_ids):
         return None

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from server.fleet import Fleet
 from server.paths import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 from server.relay.exchange import Exchange
+from server.relay.join import CannotResume
 from server.relay.resumable import why_not_resumable
 from server.relay.stream import PlainStream, ResumableStream, Stream
 
@@ -41,5 +42,9 @@ class Resumption:
         return PlainStream(exchange, reason) if reason else ResumableStream(exchange, self._decode)
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """Raises CannotResume where the engine's ids are none of the tokenizer's."""
         assert self._tokenizer is not None
-        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        try:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        except Exception as error:  # the tokenizers library raises nothing narrower
+            raise CannotResume(f"the token ids cannot be decoded: {error}") from error

@@ -8,10 +8,10 @@ of tokens, whichever engines it came from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from server.paths import COMPLETIONS_PATH
 from server.relay.exchange import Exchange, Fields, Leg
@@ -28,7 +28,7 @@ _NULL = Raw(b"null")
 _encode = msgspec.json.encode
 _chunk_decoder = msgspec.json.Decoder(dict[str, Raw])
 _choices_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
-_ids_decoder = msgspec.json.Decoder(list[int] | None)
+_ids_decoder = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=1 << 31)]] | None)
 _text_decoder = msgspec.json.Decoder(str | None)
 
 
@@ -51,7 +51,7 @@ def read_cached_tokens(answer: bytes) -> int | None:
     """Prompt tokens an engine found in its cache, as its answer's usage tells; None where it does not."""
     try:
         usage = _usage_decoder.decode(answer).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     details = usage.prompt_tokens_details if usage is not None else None
     return details.cached_tokens if details is not None else None
@@ -177,7 +177,7 @@ class ResumableStream:
             return event + _END if event else b""
         try:
             return self._stripped(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._problem = "the engine's events are of an unknown kind"
             return event + _END
 
@@ -234,7 +234,7 @@ class ResumableStream:
             return event + _END if event else b""
         try:
             return self._rewritten(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise CannotResume("the next engine's events are of an unknown kind") from None
 
     def _rewritten(self, event: bytes) -> bytes:
