@@ -57,10 +57,7 @@ class ModelRoute:
         except ApiError as error:
             timer.status = error.status
             timer.outcome = REFUSED if error.status < 500 else timer.outcome
-            if exchange.status:
-                await send({"type": "http.response.body", "body": error_event(str(error), code=error.code)})
-            else:
-                await send_error(send, error, exchange.request_id)
+            await _end_with(error, exchange, send)
         except StreamBroken as error:
             timer.status = exchange.status
             logger.error("request %s was cut short: %s", exchange.request_id, error)
@@ -69,8 +66,7 @@ class ModelRoute:
         except Exception:
             # Nothing of ours is around this: a fault must end one request, in OpenAI's shape, and be seen.
             logger.exception("request %s met a fault of the gateway", exchange.request_id)
-            if not exchange.status:
-                await send_error(send, internal_error(), exchange.request_id)
+            await _end_with(internal_error(), exchange, send)
         finally:
             self._traffic.finished(timer)
 
@@ -86,6 +82,14 @@ class ModelRoute:
     def _prepare(self, body: bytes, identity: Identity) -> Fields:
         """What the engine gets of the client's body; raises ApiError (400)."""
         return prepare_body(body, identity, self._system_prompts, max_choices=self._admission.settings.max_choices)
+
+
+async def _end_with(error: ApiError, exchange: Exchange, send: Send) -> None:
+    """Tell the client in the way that is left: as the whole answer, or as the last event of one that has begun."""
+    if not exchange.status:
+        await send_error(send, error, exchange.request_id)
+    elif not exchange.has_ended:
+        await send({"type": "http.response.body", "body": error_event(str(error), code=error.code)})
 
 
 async def send_error(send: Send, error: ApiError, request_id: str | None = None) -> None:

@@ -67,6 +67,8 @@ class Exchange:
     """What the client calls its conversation."""
     status: int = 0
     """Of the answer; 0 until it has begun."""
+    has_ended: bool = False
+    """Nothing more can be sent of the answer."""
 
     def upstream_headers(self) -> dict[str, str]:
         headers = {"X-Request-Id": self.request_id}
@@ -141,6 +143,7 @@ class Client:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, last: bytes = b"") -> None:
+        self._exchange.has_ended = True
         await self._send({"type": "http.response.body", "body": last})
 
     async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:

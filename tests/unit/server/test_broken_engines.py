@@ -17,6 +17,7 @@ from tokenizers import decoders
 from server.paths import COMPLETIONS_PATH
 from server.relay.exchange import Exchange
 from server.relay.join import CannotResume
+from server.relay.legs import Legs
 from server.relay.resume import Resumption
 from wire.control import AnswerLimits
 from wire.errors import EngineError
@@ -205,5 +206,38 @@ def test_engine_whose_headers_cannot_be_sent_on_has_failed(tmp_path: Path, strea
             replies = [await rig.complete(stream=stream) for _ in range(4)]
             assert [reply.status for reply in replies] == [200] * 4
             assert num_odd
+
+    run(scenario())
+
+
+def test_fault_of_the_gateway_in_mid_stream_is_one_well_formed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("a fault")
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            _say(rig, _event("[5]"), DONE, death=1)
+            monkeypatch.setattr("server.relay.stream.find_join", fail)
+            assert _error(await rig.complete(stream=True))["code"] == "internal_error"
+            assert (await rig.status())["traffic"]["num_failed"] == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_fault_of_the_gateway_after_an_answer_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("a fault")
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            _say(rig, _event("null", "null"), DONE)
+            expected = (await rig.complete(stream=stream)).body
+            monkeypatch.setattr(Legs, "judge", fail)
+            for _ in range(2):
+                assert (await rig.complete(stream=stream)).body == expected
+            assert (await rig.status())["traffic"]["num_failed"] == 2
 
     run(scenario())
