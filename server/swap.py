@@ -98,6 +98,8 @@ class SwapCoordinator:
             self._canary.begin(version, previous if trusted is None else trusted)
             return result
 
+        # Before anything is held up: a version that is not there is no swap.
+        await self.drafts.require(version)
         return await self._attempt("activate", version, work, forced=request.force)
 
     async def roll_back(self, expected_active: int | None = None) -> SwapReport:

@@ -80,6 +80,8 @@ class TargetCoordinator:
             result.reason = "; ".join(part for part in (request.reason[:MAX_REASON], result.reason) if part)
             self.targets.advance(version)
 
+        # Before anything is held up: a version that is not there is no change.
+        await self.targets.require(version)
         return await self._attempt("activate", version, work)
 
     async def roll_back(self, request: RollBackTargetRequest) -> TargetSwapReport:

@@ -38,6 +38,11 @@ class Targets:
         """The manifest of an intact artifact, None for version 0; raises ArtifactError, TargetNotFound where there is none."""
         return None if version == BASE_VERSION else await self._read(partial(self._verify, version))
 
+    async def require(self, version: int) -> None:
+        """Raises TargetNotFound where there is no such version, ArtifactError where nobody can tell."""
+        if version != BASE_VERSION:
+            await self._read(partial(self._require, version))
+
     async def require_pointer(self) -> None:
         """Write the pointer before the first change: a gateway that dies in the middle finds there what all engines go back to.
 
@@ -78,9 +83,12 @@ class Targets:
         except OSError as error:
             raise ArtifactError(f"the targets under {self.store.root} cannot be read: {error}") from error
 
-    def _verify(self, version: int) -> TargetManifest:
+    def _require(self, version: int) -> None:
         if not self.store.directory(version).is_dir():
             raise TargetNotFound(f"there is no target {version}; GET /admin/targets lists what there is")
+
+    def _verify(self, version: int) -> TargetManifest:
+        self._require(version)
         return self.store.verify(version)
 
     def _entry(self, version: int) -> TargetEntry:
