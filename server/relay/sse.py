@@ -102,7 +102,7 @@ def reports_death(error: bytes) -> bool:
 def _read_error(error: bytes) -> _Detail | None:
     try:
         return _error_decoder.decode(error.strip().removeprefix(b"data: ")).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

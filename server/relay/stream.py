@@ -51,7 +51,7 @@ def read_cached_tokens(answer: bytes) -> int | None:
     """Prompt tokens an engine found in its cache, as its answer's usage tells; None where it does not."""
     try:
         usage = _usage_decoder.decode(answer).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     details = usage.prompt_tokens_details if usage is not None else None
     return details.cached_tokens if details is not None else None
@@ -177,7 +177,7 @@ class ResumableStream:
             return event + _END if event else b""
         try:
             return self._stripped(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._problem = "the engine's events are of an unknown kind"
             return event + _END
 
@@ -234,7 +234,7 @@ class ResumableStream:
             return event + _END if event else b""
         try:
             return self._rewritten(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise CannotResume("the next engine's events are of an unknown kind") from None
 
     def _rewritten(self, event: bytes) -> bytes:
