@@ -163,7 +163,7 @@ class EngineClient:
         headers = {"Content-Type": "application/json"} if data is not None else None
         try:
             async with self.session.request(
-                method, self.base_url + path, data=data, headers=headers, timeout=timeout
+                method, self.base_url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 body = await response.read()
         except TimeoutError as error:
@@ -172,14 +172,14 @@ class EngineClient:
             is_unreached = isinstance(error, aiohttp.ClientConnectorError)
             what = UNREACHED if is_unreached else f"broke off before it had answered {method} {path}"
             raise EngineError(f"engine {self.id} {what}") from error
-        if response.status >= 400:
+        if response.status != 200:
             raise self._refusal(response.status, body, path)
         return body
 
     def _refusal(self, status: int, body: bytes, path: str) -> EngineRefused:
         try:
             detail = msgspec.json.decode(body, type=_ErrorBody).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             text = body[:MAX_ERROR_CHARS].decode(errors="replace")
             detail = _ErrorDetail(message=f"HTTP {status} from {path}: {text}")
         return EngineRefused(status, f"engine {self.id}: {detail.message}", str(detail.code or "engine_error"))
@@ -187,5 +187,5 @@ class EngineClient:
     def _decode(self, body: bytes, kind: type[Answer]) -> Answer:
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineError(f"engine {self.id} answered what is not a {kind.__name__}: {error}") from error
