@@ -83,9 +83,12 @@ class SwapCoordinator:
 
     async def activate(self, version: int, request: ActivateRequest) -> SwapReport:
         """Make `version` active; raises a PacelineError that says why not."""
+        absence = await self.drafts.absence(version)  # looked for before anything is held up
 
         async def work() -> _Result:
             previous = self._require_active(request.expected_active)
+            if absence is not None:
+                raise absence
             if version == previous:
                 return _Result(previous, f"draft {version} is active already", outcome="unchanged")
             manifest = await self.drafts.verify(version)
@@ -98,8 +101,6 @@ class SwapCoordinator:
             self._canary.begin(version, previous if trusted is None else trusted)
             return result
 
-        # Before anything is held up: a version that is not there is no swap.
-        await self.drafts.require(version)
         return await self._attempt("activate", version, work, forced=request.force)
 
     async def roll_back(self, expected_active: int | None = None) -> SwapReport:

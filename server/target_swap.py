@@ -70,9 +70,12 @@ class TargetCoordinator:
 
     async def activate(self, version: int, request: ActivateTargetRequest) -> TargetSwapReport:
         """Make `version` active; raises a PacelineError that says why not."""
+        absence = await self.targets.absence(version)  # looked for before anything is held up
 
         async def work(result: _Result) -> None:
             self._require_active(request.expected_active)
+            if absence is not None:
+                raise absence
             if version == request.expected_active:
                 result.outcome, result.reason = "unchanged", f"target {version} is active already"
                 return
@@ -80,8 +83,6 @@ class TargetCoordinator:
             result.reason = "; ".join(part for part in (request.reason[:MAX_REASON], result.reason) if part)
             self.targets.advance(version)
 
-        # Before anything is held up: a version that is not there is no change.
-        await self.targets.require(version)
         return await self._attempt("activate", version, work)
 
     async def roll_back(self, request: RollBackTargetRequest) -> TargetSwapReport:

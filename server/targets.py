@@ -38,10 +38,14 @@ class Targets:
         """The manifest of an intact artifact, None for version 0; raises ArtifactError, TargetNotFound where there is none."""
         return None if version == BASE_VERSION else await self._read(partial(self._verify, version))
 
-    async def require(self, version: int) -> None:
-        """Raises TargetNotFound where there is no such version, ArtifactError where nobody can tell."""
-        if version != BASE_VERSION:
-            await self._read(partial(self._require, version))
+    async def absence(self, version: int) -> ArtifactError | None:
+        """TargetNotFound where there is no such version, or why nobody can tell; None where it is there."""
+        try:
+            if version != BASE_VERSION:
+                await self._read(partial(self._require, version))
+        except ArtifactError as error:
+            return error
+        return None
 
     async def require_pointer(self) -> None:
         """Write the pointer before the first change: a gateway that dies in the middle finds there what all engines go back to.

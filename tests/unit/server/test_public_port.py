@@ -5,25 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from aiohttp import web
 from fake_engine import FakeEngine, events
 from gateway_rig import GatewayRig, eventually, run, running
 
-from server.body import prepare_body
 from server.config import AdmissionSettings
-from server.domains import SystemPrompts
-from server.errors import ApiError, EngineRefused
-from server.identity import read_identity
 from server.relay.breaker import MAX_FAILURES
-from server.relay.exchange import FULL_REPORT, with_xargs
 
 
 def test_stream_passes_byte_for_byte_as_it_comes(tmp_path: Path) -> None:
@@ -550,88 +542,3 @@ def test_balancers_may_ask_by_head(tmp_path: Path) -> None:
             assert (await rig.request("HEAD", "/v1/models")).status == 405
 
     run(scenario())
-
-
-@pytest.mark.parametrize("field", ['"prompt":%s', '"prompt_embeds":%s', '"vllm_xargs":{"a":%s}', '"n":%s', '"priority":%s'])
-def test_a_body_nested_too_deeply_is_the_clients_fault(field: str) -> None:
-    identity = read_identity([], "r")
-    refused = set()
-    # Somewhere between these is what one reader just takes and the next one, called from deeper down, does not.
-    for depth in range(700, 1000):
-        body = "{" + field % ("[" * depth + "]" * depth) + "}"
-        try:
-            fields = prepare_body(body.encode(), identity, SystemPrompts(), max_choices=1)
-            with_xargs(fields, FULL_REPORT)
-        except ApiError as error:
-            refused.add((error.status, error.code))
-    assert (400, "invalid_json") in refused
-    assert {status for status, _ in refused} == {400}
-
-
-@pytest.mark.parametrize("priority", [-1, -(2**63), "-1", -1.0, True, [0], -(2**70)])
-def test_nobody_goes_before_other_users(tmp_path: Path, priority: object) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path) as rig:
-            reply = await rig.complete(priority=priority)
-            assert (reply.status, reply.code) == (400, "bad_priority")
-            for allowed in (0, 5, None):
-                assert (await rig.complete(priority=allowed)).status == 200
-            assert [body["priority"] for body in rig.engine.bodies] == [0, 5, None]
-
-    run(scenario())
-
-
-def _answering(engine: FakeEngine, response: Callable[[], web.Response]) -> None:
-    """Have an engine answer model requests with that, from its next start on."""
-
-    async def answer(request: web.Request) -> web.Response:
-        engine.bodies.append(json.loads(await request.read()))
-        return response()
-
-    engine.on_completion = answer  # type: ignore[method-assign]
-
-
-ODD_ANSWERS: dict[str, Callable[[], web.Response]] = {
-    "redirect": lambda: web.Response(status=302, headers={"Location": "/v1/models"}),
-    "redirected stream": lambda: web.Response(status=307, headers={"Location": "/", "Content-Type": "text/event-stream"}),
-    "empty": lambda: web.Response(status=204),
-    "page": lambda: web.Response(text="<html>", content_type="text/html"),
-}
-
-
-@pytest.mark.parametrize("kind", ODD_ANSWERS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_none_is_the_engines_failure(tmp_path: Path, kind: str, stream: bool) -> None:
-    async def alone() -> None:
-        async with running(tmp_path / "one", before=lambda engines: _answering(engines[0], ODD_ANSWERS[kind])) as rig:
-            reply = await rig.complete(stream=stream)
-            assert (reply.status, reply.code) == (502, "engine_failed")
-            assert "Location" not in reply.headers
-
-    async def beside_a_good_one() -> None:
-        before = partial(_first_answers, ODD_ANSWERS[kind])
-        async with running(tmp_path / "two", num_engines=2, before=before) as rig:
-            assert [(await rig.complete(stream=stream)).status for _ in range(4)] == [200] * 4
-            assert rig.engine.bodies, "the other one was asked too"
-
-    run(alone())
-    run(beside_a_good_one())
-
-
-def test_an_engines_private_route_that_redirects_is_not_followed(tmp_path: Path) -> None:
-    async def redirect(request: web.Request) -> web.Response:
-        return web.Response(status=307, headers={"Location": "/paceline/status"})
-
-    def redirecting(engines: list[FakeEngine]) -> None:
-        engines[0].on_capture = redirect  # type: ignore[method-assign]
-
-    async def scenario() -> None:
-        async with running(tmp_path, before=redirecting) as rig:
-            with pytest.raises(EngineRefused, match="HTTP 307"):
-                await rig.gateway.fleet.engines[0].client.set_capture(0.5)
-
-    run(scenario())
-
-
-def _first_answers(response: Callable[[], web.Response], engines: list[FakeEngine]) -> None:
-    _answering(engines[0], response)

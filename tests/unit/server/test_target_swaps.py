@@ -563,6 +563,6 @@ def test_a_version_that_is_not_there_holds_nothing_up(tmp_path: Path, monkeypatc
             assert (await rig.activate(1, 0)).status == 200, "another swap is not held up"
             go_on.set()
             assert ((await missing).status, (await missing).code) == (404, "target_not_found")
-            assert not rig.gateway.target.history
+            assert [report.outcome for report in rig.gateway.target.history] == ["refused"]
 
     run(scenario())
