@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 from starlette.types import Receive
 
 from server.domains import SystemPrompts
-from server.errors import ApiError
+from server.errors import ApiError, nested_too_deeply
 from server.identity import DEFAULT_LABEL, Identity
 
 _OUR_PREFIX = "paceline_"
@@ -24,12 +25,17 @@ _INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _INTERNAL_XARGS = (*_INTERNAL_FIELDS, "kv_cache_report_mode")
 """vLLM takes these out of the extra arguments as if they were fields of its own; a wrong type there ends the engine."""
 
+_PRIORITY = "priority"
 _GUIDED = "structured_outputs"
 """vLLM takes any value of it for an object, and fails instead of refusing."""
+
+USERS_PRIORITY = 0
+"""Of who names none. Smaller numbers go first, so a user with one would go before all others."""
 
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, Raw] | None)
 _count_decoder = msgspec.json.Decoder(int | None)
+_priority_decoder = msgspec.json.Decoder(Annotated[int, Meta(ge=USERS_PRIORITY)] | None)
 _list_decoder = msgspec.json.Decoder(list[Raw])
 _NUMBER_STARTS = tuple(b"%c" % char for char in b"-0123456789")
 _PROMPT_FIELDS = ("prompt", "prompt_embeds")
@@ -77,6 +83,8 @@ def prepare_body(body: bytes, identity: Identity, system_prompts: SystemPrompts,
             raise ApiError(400, f"{name} is internal to the server; leave it out", code="internal_field", param=name)
     if bytes(fields.get(_GUIDED, b"null"))[:1] not in (b"n", b"{"):
         raise ApiError(400, f"{_GUIDED} must be an object", code="bad_structured_outputs", param=_GUIDED)
+    if _PRIORITY in fields:
+        _check_priority(fields[_PRIORITY])
     _check_choices(fields, max_choices)
     xargs = _client_xargs(fields)
     if identity.domain == DEFAULT_LABEL and (domain := system_prompts.domain_of(fields.get("messages"))):
@@ -96,10 +104,19 @@ def _parse(body: bytes) -> dict[str, Raw]:
         raise ApiError(400, f"the body is not a JSON object: {error}", code="invalid_json") from None
 
 
+def _check_priority(value: Raw) -> None:
+    try:
+        _priority_decoder.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        # As with choices, the engine would make a number of "-1" and -1.0.
+        message = f"priority must be an integer of at least {USERS_PRIORITY}, which is what requests have that name none"
+        raise ApiError(400, message, code="bad_priority", param=_PRIORITY) from None
+
+
 def _check_choices(fields: dict[str, Raw], max_choices: int) -> None:
     try:
         count = _count_decoder.decode(fields.get("n", b"null"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         # The engine would turn "1000" and 1000.0 into the number, past this bound.
         raise ApiError(400, "n must be an integer", code="bad_choices", param="n") from None
     num_choices = 1 if count is None else count
@@ -112,16 +129,25 @@ def _check_choices(fields: dict[str, Raw], max_choices: int) -> None:
 
 
 def num_prompts(value: bytes) -> int:
-    """How many prompts a field holds: a list is one prompt where it lists token ids, else one prompt per element."""
+    """How many prompts a field holds: a list is one prompt where it lists token ids, else one prompt per element.
+
+    Raises ApiError (400) where it is nested too deeply to tell.
+    """
     if not value.startswith(b"["):
         return int(value != b"null")
-    is_token_ids = value[1:].lstrip()[:1] in _NUMBER_STARTS
-    return 1 if is_token_ids else len(_list_decoder.decode(value))
+    if value[1:].lstrip()[:1] in _NUMBER_STARTS:
+        return 1
+    try:
+        return len(_list_decoder.decode(value))
+    except RecursionError:
+        raise nested_too_deeply("prompt") from None
 
 
 def _client_xargs(fields: dict[str, Raw]) -> dict[str, Raw]:
     try:
         xargs = _xargs_decoder.decode(fields.get("vllm_xargs", b"null")) or {}
+    except RecursionError:
+        raise nested_too_deeply("vllm_xargs") from None
     except msgspec.DecodeError as error:
         raise ApiError(400, f"vllm_xargs is not an object: {error}", code="bad_xargs", param="vllm_xargs") from None
     reserved = sorted(name for name in xargs if name.startswith(_OUR_PREFIX))

@@ -53,6 +53,14 @@ class Drafts:
         self.floor = await self._disk.do(self.store.floor)
         return self.floor
 
+    async def absence(self, version: int) -> ArtifactError | None:
+        """DraftNotFound where there is no such version, or why nobody can tell; None where it is there."""
+        try:
+            await self._read(partial(self._require_present, version))
+        except ArtifactError as error:
+            return error
+        return None
+
     async def verify(self, version: int) -> DraftManifest:
         """The manifest of an intact artifact; raises ArtifactError, DraftNotFound where there is none."""
         manifest = await self._read(partial(self._verify, version))

@@ -163,7 +163,7 @@ class EngineClient:
         headers = {"Content-Type": "application/json"} if data is not None else None
         try:
             async with self.session.request(
-                method, self.base_url + path, data=data, headers=headers, timeout=timeout
+                method, self.base_url + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 body = await response.read()
         except TimeoutError as error:
@@ -172,7 +172,7 @@ class EngineClient:
             is_unreached = isinstance(error, aiohttp.ClientConnectorError)
             what = UNREACHED if is_unreached else f"broke off before it had answered {method} {path}"
             raise EngineError(f"engine {self.id} {what}") from error
-        if response.status >= 400:
+        if response.status != 200:
             raise self._refusal(response.status, body, path)
         return body
 

@@ -141,6 +141,11 @@ def error_event(message: str, *, code: str) -> bytes:
     return b"data: " + error_body(502, message, code=code) + b"\n\n"
 
 
+def nested_too_deeply(name: str) -> ApiError:
+    """Of a field that cannot be read here. How deep is too deep depends on the caller's own stack, so each reader may find it."""
+    return ApiError(400, f"{name} is nested too deeply", code="invalid_json", param=name)
+
+
 def stopping() -> ApiError:
     """For what a server that ends cannot finish."""
     return ApiError(503, "the server is stopping; retry", code="server_stopping", retry_after_s=5)

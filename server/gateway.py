@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ from server.admin import admin_app
 from server.admission import Admission
 from server.calibration import calibrate
 from server.canary import Canary
+from server.chores import Chore, Chores
 from server.collectors import AcceptanceCollector, CalibrationCollector, FleetCollector, LearnerCollector
 from server.completions import ModelRoute
 from server.config import KV_STORE_DIRECTORY, GatewayConfig
@@ -69,8 +68,6 @@ from wire.kv_files import KvDirectory
 from wire.store import DraftStore
 from wire.target import TargetStore
 
-logger = logging.getLogger(__name__)
-
 MAX_THREAD_TURN_S = 0.0005
 """How long another thread may hold the interpreter while the event loop waits for it; Python's default is ten times that."""
 LAST_CALL_SHARE = 0.8
@@ -86,6 +83,7 @@ class Gateway:
         settings = config.gateway
         self.config = config
         self.metrics = Metrics()
+        self.chores = Chores(self.metrics)
         self._last_call = asyncio.Event()
         self.session = new_session(engine_token, idle_timeout_s=settings.engine_idle_timeout_s)
         self.context = zmq.asyncio.Context()
@@ -189,7 +187,7 @@ class Gateway:
             stack.callback(self.prompts.close)
             await stack.enter_async_context(self.session)
             stack.push_async_callback(self.prefills.close)
-            await stack.enter_async_context(_background(self._chores()))
+            await stack.enter_async_context(self.chores.running(self._chores()))
             servers = [
                 asyncio.ensure_future(public.serve(sockets=[public_socket])),
                 asyncio.ensure_future(admin.serve(sockets=[admin_socket])),
@@ -211,21 +209,31 @@ class Gateway:
             stores.append(PosixState(KvDirectory(self.config.state_dir / KV_STORE_DIRECTORY)))
         return stores
 
-    def _chores(self) -> list[Coroutine[Any, Any, None]]:
+    def _chores(self) -> dict[str, Chore]:
         transfers = TransferWatch(self.fleet, self.router.costs)
-        chores: list[Coroutine[Any, Any, None]] = [self._watch_drafts(), transfers.watch(), Recorder(self).record()]
+        chores: dict[str, Chore] = {
+            "drafts": self._watch_drafts,
+            "transfers": transfers.watch,
+            "history": Recorder(self).record,
+        }
         if self.kv_listener is not None:
-            chores.append(self.kv_listener.listen())
+            chores["kv_events"] = self.kv_listener.listen
+        each = {
+            "health": self.health.watch,
+            "core": self.health.watch_core,
+            "stats": self.listener.listen,
+            "depth": self.depth.apply,
+        }
         for engine in self.fleet.engines:
-            chores += [self.health.watch(engine), self.health.watch_core(engine), self.listener.listen(engine)]
-            chores.append(self.depth.apply(engine))
+            chores |= {f"{name} of {engine.id}": partial(chore, engine) for name, chore in each.items()}
         return chores
 
     async def _watch_drafts(self) -> None:
+        """Both watches see every round, whatever becomes of the other."""
         while True:
             await asyncio.sleep(self.config.canary.check_every_s)
-            await self.swap.check_canary()
-            await self.swap.check_floor()
+            await self.chores.try_once("canary", self.swap.check_canary)
+            await self.chores.try_once("floor", self.swap.check_floor)
 
     def _route(self, path: str) -> ModelRoute:
         parts = (self.proxy, self.admission, self.traffic, self._last_call.wait)
@@ -322,22 +330,3 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; stop what uses it, or choose another port") from error
     return bound
-
-
-@contextlib.asynccontextmanager
-async def _background(chores: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Run the chores beside the body. One that ends by an exception is a fault of ours: it is logged and the rest go on."""
-    tasks = [asyncio.ensure_future(chore) for chore in chores]
-    for task in tasks:
-        task.add_done_callback(_report_fault)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _report_fault(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("a background task of the gateway died", exc_info=error)

@@ -165,8 +165,8 @@ def engine_fields(asked: GenerateBody, identity: Identity, target_version: int) 
     encode = msgspec.json.encode
     ours = {"detokenize": bool(asked.sampling_params.stop), "extra_args": identity.engine_args()}
     sampling = msgspec.to_builtins(asked.sampling_params) | ours
-    # No tenant's name has a slash: what one adds to its salt never makes it another's.
-    salt = versioned_salt(target_version, f"{identity.tenant}/{asked.cache_salt}")
+    # No tenant's name has a plus: what one adds to its salt never makes it another's.
+    salt = versioned_salt(target_version, f"{identity.tenant}+{asked.cache_salt}")
     fields = {
         "token_ids": Raw(encode(asked.token_ids)),
         "sampling_params": Raw(encode(sampling)),

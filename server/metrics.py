@@ -80,6 +80,9 @@ class Metrics:
             registry=registry,
         )
         self.canary_verdicts = Counter("paceline_canary_verdicts", "Ends of canaries.", ["outcome"], registry=registry)
+        self.chore_faults = Counter(
+            "paceline_chore_faults", "Failures of the gateway's own background work.", ["chore"], registry=registry
+        )
         self.bad_events = Counter("paceline_bad_events", "Engine events that could not be used.", ["engine"], registry=registry)
 
     def observe_swap(self, report: SwapReport) -> None:

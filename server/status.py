@@ -42,6 +42,7 @@ class StatusPage:
             acceptance=self._acceptance(),
             traffic=self._traffic(),
             calibration=gateway.calibration(),
+            chore_faults=dict(gateway.chores.num_faults),
             active_target_version=gateway.target.targets.active,
         )
 

@@ -83,9 +83,12 @@ class SwapCoordinator:
 
     async def activate(self, version: int, request: ActivateRequest) -> SwapReport:
         """Make `version` active; raises a PacelineError that says why not."""
+        absence = await self.drafts.absence(version)  # looked for before anything is held up
 
         async def work() -> _Result:
             previous = self._require_active(request.expected_active)
+            if absence is not None:
+                raise absence
             if version == previous:
                 return _Result(previous, f"draft {version} is active already", outcome="unchanged")
             manifest = await self.drafts.verify(version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,12 @@ class Tally:
 
     @property
     def is_possible(self) -> bool:
-        """False for a difference of counters that went backwards."""
-        return self.num_verify_steps >= 0 and all(count >= 0 for count in self.proposed + self.accepted)
+        """False for a difference of counters that went backwards, or of two histories: deeper positions have no more, and none more
+        accepted than proposed."""
+        deepest_last = [(self.num_verify_steps, *self.proposed, 0), (*self.accepted, 0)]
+        is_prefix = all(deeper <= count for counts in deepest_last for count, deeper in pairwise(counts))
+        pairs = zip_longest(self.accepted, self.proposed, fillvalue=0)
+        return is_prefix and all(accepted <= proposed for accepted, proposed in pairs)
 
     @property
     def num_accepted(self) -> int:

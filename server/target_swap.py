@@ -70,9 +70,12 @@ class TargetCoordinator:
 
     async def activate(self, version: int, request: ActivateTargetRequest) -> TargetSwapReport:
         """Make `version` active; raises a PacelineError that says why not."""
+        absence = await self.targets.absence(version)  # looked for before anything is held up
 
         async def work(result: _Result) -> None:
             self._require_active(request.expected_active)
+            if absence is not None:
+                raise absence
             if version == request.expected_active:
                 result.outcome, result.reason = "unchanged", f"target {version} is active already"
                 return

@@ -38,6 +38,15 @@ class Targets:
         """The manifest of an intact artifact, None for version 0; raises ArtifactError, TargetNotFound where there is none."""
         return None if version == BASE_VERSION else await self._read(partial(self._verify, version))
 
+    async def absence(self, version: int) -> ArtifactError | None:
+        """TargetNotFound where there is no such version, or why nobody can tell; None where it is there."""
+        try:
+            if version != BASE_VERSION:
+                await self._read(partial(self._require, version))
+        except ArtifactError as error:
+            return error
+        return None
+
     async def require_pointer(self) -> None:
         """Write the pointer before the first change: a gateway that dies in the middle finds there what all engines go back to.
 
@@ -78,9 +87,12 @@ class Targets:
         except OSError as error:
             raise ArtifactError(f"the targets under {self.store.root} cannot be read: {error}") from error
 
-    def _verify(self, version: int) -> TargetManifest:
+    def _require(self, version: int) -> None:
         if not self.store.directory(version).is_dir():
             raise TargetNotFound(f"there is no target {version}; GET /admin/targets lists what there is")
+
+    def _verify(self, version: int) -> TargetManifest:
+        self._require(version)
         return self.store.verify(version)
 
     def _entry(self, version: int) -> TargetEntry:

@@ -389,6 +389,8 @@ class AdminStatus(Struct, frozen=True, kw_only=True):
     floor: FloorView = FloorView(state="idle")
     active_target_version: int = 0
     """What every engine computes with, or is brought to before it serves."""
+    chore_faults: dict[str, int] = {}
+    """Failures of the gateway's own background work by name: its log has each one's traceback. Empty where all is well."""
 
 
 class DraftEntry(Struct, frozen=True, kw_only=True):

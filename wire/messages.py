@@ -7,13 +7,21 @@ topic `stats` carries EngineStats once a second.
 
 from __future__ import annotations
 
-from msgspec import DecodeError, Struct, msgpack
+from itertools import pairwise
+from operator import gt
+from typing import Annotated
+
+from msgspec import DecodeError, Meta, Struct, msgpack
 
 from wire.errors import SchemaMismatch, WireError
 from wire.spec import SCHEMA_VERSION, CaptureSpec
 
 TOPIC_STEP = b"step"
 TOPIC_STATS = b"stats"
+
+Count = Annotated[int, Meta(ge=0)]
+"""Of anything; a negative one is refused where the message is read."""
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class TensorFrame(Struct, frozen=True):
@@ -85,15 +93,27 @@ class CaptureStep(Struct, frozen=True, kw_only=True, tag="capture_step"):
 
 
 class AcceptanceCount(Struct, frozen=True, kw_only=True):
-    """Cumulative acceptance of one draft version on one tenant and domain, every request counted, sampled or not."""
+    """Cumulative acceptance of one draft version on one tenant and domain, every request counted, sampled or not.
 
-    draft_version: int
+    Raises ValueError where the counts contradict each other: rates above 1 would be made of them.
+    """
+
+    draft_version: Count
     tenant: str
     domain: str
-    num_verify_steps: int
+    num_verify_steps: Count
     """Verify steps with at least one proposal."""
-    proposed_per_position: list[int]
-    accepted_per_position: list[int]
+    proposed_per_position: list[Count]
+    accepted_per_position: list[Count]
+
+    def __post_init__(self) -> None:
+        steps, proposed, accepted = self.num_verify_steps, self.proposed_per_position, self.accepted_per_position
+        is_prefix = all(deeper <= count for count, deeper in [*pairwise([steps, *proposed]), *pairwise(accepted)])
+        if not is_prefix or len(accepted) > len(proposed) or any(map(gt, accepted, proposed)):
+            raise ValueError(
+                f"impossible counts after {steps} verify steps: no position has more than the one before, and none more accepted "
+                "than proposed"
+            )
 
     @property
     def acceptance_length(self) -> float:
@@ -108,12 +128,12 @@ class StepTime(Struct, frozen=True, kw_only=True):
     the device and the host overlap, and never an idle time.
     """
 
-    bucket: int
+    bucket: Count
     """Of the number of requests, see `wire.depth.bucket_of`."""
-    depth: int
+    depth: Count
     """K."""
-    num_steps: int
-    total_s: float
+    num_steps: Count
+    total_s: Seconds
 
 
 class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
@@ -123,12 +143,12 @@ class EngineStats(Struct, frozen=True, kw_only=True, tag="engine_stats"):
     engine_id: str
     engine_epoch: str
     sent_at_s: float
-    draft_version: int
-    target_version: int
+    draft_version: Count
+    target_version: Count
     capture_rate: float
     acceptance: list[AcceptanceCount]
-    num_captured_rows: int
-    num_dropped_rows: dict[str, int]
+    num_captured_rows: Count
+    num_dropped_rows: dict[str, Count]
     """By reason: `queue_full`, `channel_full`, `no_learner`, `send_failed`."""
     step_times: list[StepTime] = []
 

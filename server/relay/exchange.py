@@ -14,7 +14,7 @@ from msgspec import Raw
 from starlette.types import Send
 
 from server.admission import RETRY_AFTER_S
-from server.errors import ApiError
+from server.errors import ApiError, nested_too_deeply
 from server.fleet import Engine
 from server.relay.sse import ABORTED, reports_death
 
@@ -27,8 +27,15 @@ _xargs_decoder = msgspec.json.Decoder(Fields)
 
 
 def with_xargs(fields: Fields, xargs: Fields) -> Raw:
-    """The extra arguments for the engine of a body that has passed our checks, with some more."""
-    return Raw(msgspec.json.encode(_xargs_decoder.decode(fields.get("vllm_xargs", b"{}")) | xargs))
+    """The extra arguments for the engine of a body that has passed our checks, with some more.
+
+    Raises ApiError (400) where they are nested too deeply.
+    """
+    try:
+        sent = _xargs_decoder.decode(fields.get("vllm_xargs", b"{}"))
+    except RecursionError:
+        raise nested_too_deeply("vllm_xargs") from None
+    return Raw(msgspec.json.encode(sent | xargs))
 
 
 def versioned_salt(target_version: int | None, rest: str) -> str:

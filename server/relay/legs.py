@@ -9,11 +9,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import aiohttp
 
+from server.errors import error_body
 from server.fleet import Engine
 from server.metrics import Metrics
 from server.paths import GENERATE_PATH
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _EVENT_STREAM = "text/event-stream"
+_JSON = "application/json"
 
 
 @dataclass(slots=True)
@@ -108,13 +110,17 @@ class Legs:
         response = await self._send(exchange, leg, engine, lease)
         head = _read_head(response, engine, path)
         answer = Answer(head, None, response, route, lease, visit, started_s)
-        if response.content_type != _EVENT_STREAM:
+        if response.content_type != _EVENT_STREAM or response.status != 200:
             try:
                 answer.body = await response.read()
             except BaseException:
                 response.close()
                 raise
-            if not tells_of_death(head.status, answer.body):
+            if problem := _why_no_answer(response):
+                logger.error("request %s: engine %s answered %s", exchange.request_id, engine.id, problem)
+                answer.head = replace(head, status=502)
+                answer.body = error_body(502, f"the engine answered {problem}", code="engine_failed")
+            if not tells_of_death(answer.head.status, answer.body):
                 self.note_arrival(answer)
         return answer
 
@@ -166,6 +172,13 @@ def _read_head(response: aiohttp.ClientResponse, engine: Engine, kv_path: str) -
         response.close()
         raise aiohttp.ClientPayloadError("a header of the answer is not ASCII")
     return Head(engine, kv_path, response.status, content_type, retry_after)
+
+
+def _why_no_answer(response: aiohttp.ClientResponse) -> str:
+    """What is wrong with a whole answer that is neither JSON nor an error; no engine means it. Empty where nothing is."""
+    if response.status >= 400 or (response.status == 200 and response.content_type == _JSON):
+        return ""
+    return f"{response.status} with {response.content_type}"
 
 
 def _is_stale(error: Exception) -> bool:

@@ -243,7 +243,7 @@ class PrefillLegs:
                     status = await self._post_release(engine, lease)
             except CONNECTION_ERRORS:
                 continue
-            if status < 500:
+            if 400 <= status < 500:
                 self._metrics.leases.labels("released").inc()
                 return
         self._metrics.leases.labels("expired").inc()
@@ -252,14 +252,16 @@ class PrefillLegs:
         refused = {"model": RELEASE_MODEL, "prompt": [0], "max_tokens": 1, "kv_transfer_params": lease.params}
         headers = {"Content-Type": "application/json"}
         url = engine.client.base_url + COMPLETIONS_PATH
-        async with self._session.post(url, data=msgspec.json.encode(refused), headers=headers) as response:
+        asked = self._session.post(url, data=msgspec.json.encode(refused), headers=headers, allow_redirects=False)
+        async with asked as response:
             return response.status
 
     async def _post(self, engine: Engine, exchange: Exchange, path: str, body: bytes) -> tuple[int, str, bytes]:
         # The same id as on the decode leg: each engine appends its own suffix, and the blocks are named by that.
         headers = exchange.upstream_headers()
         async with asyncio.timeout(PREFILL_TIMEOUT_S):
-            async with self._session.post(engine.client.base_url + path, data=body, headers=headers) as response:
+            url = engine.client.base_url + path
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 return response.status, response.content_type, await response.read()
 
 

@@ -133,3 +133,11 @@ def test_recent_window_follows_the_newest_steps() -> None:
     recent = ledger.recent_of(1)
     assert (recent.num_verify_steps, recent.acceptance_length) == (100, 1.0)
     assert sum(tally.num_verify_steps for tally in ledger.totals.values()) == 500
+
+
+def test_a_difference_of_two_histories_is_no_change() -> None:
+    ledger = AcceptanceLedger(max_label_values=4, window_steps=100)
+    ledger.ingest(_stats(0, num_steps=10, num_accepted=0))
+    ledger.ingest(_stats(0, num_steps=11, num_accepted=11))
+    tally = ledger.recent_of(0)
+    assert (tally.num_verify_steps, tally.accepted) == (10 + 11, (11,)), "the engine counts anew"

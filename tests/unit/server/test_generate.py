@@ -98,7 +98,7 @@ def test_the_salt_names_the_target_the_tenant_and_what_the_client_says(tmp_path:
             assert (await rig.activate_target(1, 0)).status == 200
             await generate(rig)
             salts = [body["cache_salt"] for body in rig.engine.bodies]
-            assert salts == ["target-0:default/", "target-0:trainer/target-9:mine", "target-1:default/"]
+            assert salts == ["target-0:default+", "target-0:trainer+target-9:mine", "target-1:default+"]
 
     run(scenario())
 
@@ -110,8 +110,8 @@ def test_the_salt_is_that_of_the_engine_that_answers_also_during_a_change(tmp_pa
             for _ in range(6):
                 await generate(rig)
             salts = [{body["cache_salt"] for body in engine.bodies} for engine in rig.engines]
-            assert salts[0] <= {"target-0:default/"}
-            assert salts[1] <= {"target-7:default/"}
+            assert salts[0] <= {"target-0:default+"}
+            assert salts[1] <= {"target-7:default+"}
             assert salts[0] | salts[1]
 
     run(scenario())

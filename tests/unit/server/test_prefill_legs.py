@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from fake_engine import FakeEngine
 from fake_model import FakeModel, build_tokenizer
 from gateway_rig import GatewayRig, Reply, eventually, run, running
@@ -503,5 +504,25 @@ def test_whole_answers_have_no_trace_of_the_hand_over(tmp_path: Path) -> None:
         async with _running(tmp_path) as rig:
             reply = await _ask(rig, stream=False)
             assert json.loads(reply.body) == {"id": "cmpl-1", "choices": [{"text": "whole"}]}
+
+    run(scenario())
+
+
+def test_prefill_engine_that_redirects_is_not_followed(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": "/v1/chat/completions"})
+
+    async def scenario() -> None:
+        async with _running(tmp_path) as rig:
+            await rig.engine.stop()
+            rig.engine.on_completion = redirect
+            await rig.engine.start()
+            await eventually(lambda: rig.gateway.fleet.engines[0].ready)
+            assert (await _ask(rig)).status == 200
+            assert asked == ["/v1/completions"]
+            assert rig.gateway.metrics.prefill_failures.labels("engine-0")._value.get() == 1.0
 
     run(scenario())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from gateway_rig import GatewayRig, eventually, publish, publish_target, run, running
 from samples import CANARY, SPEC
+from waiting import DEADLINE_S
 
 from server.config import CanarySettings, PoolKind
 from server.relay.prefill import Lease
@@ -539,5 +541,28 @@ def test_a_deadline_is_a_number_of_seconds(tmp_path: Path, deadline_s: object) -
             publish_target(tmp_path)
             assert (await rig.activate_target(1, 0, deadline_s=deadline_s)).code == "bad_body"
             assert _commits(rig) == [[]]
+
+    run(scenario())
+
+
+def test_a_version_that_is_not_there_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            publish(tmp_path, parent=0)
+            looking, go_on = threading.Event(), threading.Event()
+            directory = rig.gateway.target.targets.store.directory
+
+            def slow(version: int) -> Path:
+                looking.set()
+                go_on.wait(DEADLINE_S)
+                return directory(version)
+
+            monkeypatch.setattr(rig.gateway.target.targets.store, "directory", slow)
+            missing = asyncio.create_task(rig.activate_target(99, 0))
+            await eventually(looking.is_set)
+            assert (await rig.activate(1, 0)).status == 200, "another swap is not held up"
+            go_on.set()
+            assert ((await missing).status, (await missing).code) == (404, "target_not_found")
+            assert [report.outcome for report in rig.gateway.target.history] == ["refused"]
 
     run(scenario())

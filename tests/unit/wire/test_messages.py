@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from sample_messages import capture_span, capture_step, engine_stats
@@ -106,3 +108,34 @@ def test_a_new_field_of_a_newer_release_is_ignored() -> None:
 def test_endless_nesting_is_refused() -> None:
     with pytest.raises(WireError):
         decode(b"\x82\xa4type\xacengine_stats\xa1x" + b"\x91" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_captured_rows": -1},
+        {"num_dropped_rows": {"queue_full": -1}},
+        {"draft_version": -1},
+        *({"step_times": [{"bucket": 1, "depth": 1, "num_steps": 1, "total_s": s}]} for s in (-1.0, math.inf, math.nan)),
+        {"step_times": [{"bucket": 1, "depth": -1, "num_steps": 1, "total_s": 1.0}]},
+    ],
+)
+def test_impossible_statistics_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(WireError):
+        decode(msgspec.msgpack.encode(msgspec.msgpack.decode(encode(stats())) | changes))
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "proposed", "accepted"),
+    [(1, [2], [1]), (3, [3, 3], [1, 2]), (3, [2, 3], [1]), (3, [2], [3]), (3, [3], [1, 1])],
+)
+def test_counts_that_contradict_each_other_are_refused(num_steps: int, proposed: list[int], accepted: list[int]) -> None:
+    with pytest.raises(ValueError, match="impossible counts"):
+        AcceptanceCount(
+            draft_version=0,
+            tenant="",
+            domain="",
+            num_verify_steps=num_steps,
+            proposed_per_position=proposed,
+            accepted_per_position=accepted,
+        )
