@@ -102,6 +102,7 @@ async def started(rig: Rig) -> KvPublisher:
     publisher = rig.publisher()
     rig.listen(e0=publisher.replay_address)
     await publisher.subscribed()
+    await rig.until(lambda: rig.count("kv_replays", outcome="complete") == 1)  # a new engine is asked for all it has told
     return publisher
 
 
