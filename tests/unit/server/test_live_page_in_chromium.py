@@ -80,6 +80,7 @@ async def sign_in(page: Page, token: str) -> None:
 
 
 async def confirm(page: Page, selector: str) -> None:
+    await page.until("!document.getElementById('confirm').open")  # the answer to an earlier one closes it
     await page.click(selector)
     await page.until("document.getElementById('confirm').open")
     await page.click("#confirm-go")
