@@ -35,13 +35,15 @@ def agreement(engine: LiveEngine, completions: list[Completion], reference: list
     return equal, compared
 
 
-def after_a_pause(engine: LiveEngine, prompts: list[str], salt: str, num_rows: int) -> list[Completion]:
+def after_a_pause(
+    engine: LiveEngine, prompts: list[str], salt: str, num_rows: int, *, max_tokens: int = 150
+) -> list[Completion]:
     """Completions begun at K = 0, which becomes 3 once so many of their rows are computed."""
     engine.settle()
     try:
         engine.set_depth(0)
         engine.core("probe_set_depth_after", 3, num_rows)
-        return engine.complete_all(prompts, max_tokens=150, cache_salt=salt)
+        return engine.complete_all(prompts, max_tokens=max_tokens, cache_salt=salt)
     finally:
         engine.set_depth(3)
 
@@ -61,15 +63,15 @@ def test_proposals_after_a_time_at_depth_zero_are_those_of_an_engine_that_always
 
 
 def test_blocks_that_change_hands_at_depth_zero_change_no_token_and_hardly_a_proposal(tiny_engine: LiveEngine) -> None:
-    """Few blocks: requests preempt one another. A prompt in chunks, as of one that was preempted, costs stock vLLM a few rows:
-    at a chunk's end it takes the prompt's last token for the next one.
+    """Few blocks: four requests at a time preempt one another. A prompt in chunks, as of one that was preempted, costs stock vLLM a
+    few rows: at a chunk's end it takes the prompt's last token for the next one.
     """
     tiny_engine.settle()
     tiny_engine.listener.clear()
-    reference = tiny_engine.complete_all(PROMPTS, max_tokens=150, cache_salt="always many")
     num_preempted = tiny_engine.metric("vllm:num_preemptions_total")
-    for num_rows in (300, 500, 700):
-        paused = after_a_pause(tiny_engine, PROMPTS, f"many paused for {num_rows}", num_rows)
+    reference = tiny_engine.complete_all(PROMPTS, max_tokens=300, cache_salt="always many")
+    for num_rows in (500, 1000, 1500):
+        paused = after_a_pause(tiny_engine, PROMPTS, f"many paused for {num_rows}", num_rows, max_tokens=300)
         tiny_engine.settle()
         assert [each.token_ids for each in paused] == [each.token_ids for each in reference]
         equal, compared = agreement(tiny_engine, paused, reference)
