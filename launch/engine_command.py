@@ -136,6 +136,7 @@ def nixl_connector(pool: PoolSettings, host: HostFacts) -> dict[str, Any]:
     """NIXL, decode pulls from prefill. What cannot be pulled is computed anew: losing a prefill engine costs time, not an answer."""
     return {
         "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "server.engine.nixl_connector",
         "kv_role": _KV_ROLES[pool.kind],
         "kv_buffer_device": "cuda" if host.is_cuda else "cpu",
         "kv_load_failure_policy": "recompute",

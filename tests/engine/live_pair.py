@@ -18,11 +18,13 @@ from server.config import EngineEndpoint
 
 REMOTE_DECODE = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
                  "remote_host": None, "remote_port": None}  # fmt: skip
-HITS, FAILED, BYTES = (
+HITS, FAILED, BYTES, EXPIRED = (
     "vllm:external_prefix_cache_hits_total",
     "vllm:nixl_num_failed_transfers_total",
     "vllm:nixl_bytes_transferred_sum",
+    "vllm:nixl_num_kv_expired_reqs_total",
 )
+"""EXPIRED of a prefill engine: leases that ran out, as those do that nobody ends; of a decode engine: pulls it did not dare."""
 
 
 class Pair(NamedTuple):

@@ -18,8 +18,10 @@ import tiny
 import torch
 from conftest import make_drafts
 from live_engine import TOKEN, Completion
-from live_pair import BYTES, FAILED, HITS, Pair, start_pair
+from live_pair import BYTES, EXPIRED, FAILED, HITS, Pair, start_pair
 from waiting import DEADLINE_S, wait_until
+
+from server.config import KV_LEASE_S
 
 BLOCK_TOKENS = 32
 PROMPTS = [f"{index}: " + "what one engine has read the other need not read again. " * 6 for index in range(4)]
@@ -98,6 +100,19 @@ def test_a_swap_between_the_two_legs_changes_the_drafts_work_only(pair: Pair) ->
         assert not torch.allclose(swapped_logits[:1], settled_logits[:1], atol=2e-3, rtol=2e-3)
     finally:
         pair.swap(0)
+
+
+def test_kv_whose_lease_may_be_over_is_not_pulled(pair: Pair) -> None:
+    """The prompt is computed where it is decoded, and the text is the same."""
+    reference = pair.decode.complete(PROMPTS[1], cache_salt="late-reference")
+    params = pair.prefilled(PROMPTS[1], "late")
+    assert 0.0 < params["remote_blocks_expiry_time"] - time.perf_counter() <= KV_LEASE_S
+    num_bytes, num_expired = pair.decode.metric(BYTES), pair.decode.metric(EXPIRED)
+    params["remote_blocks_expiry_time"] -= KV_LEASE_S  # as if all that time had passed
+    late = pair.decode.complete(PROMPTS[1], kv_transfer_params=params, cache_salt="late")
+    assert late.token_ids == reference.token_ids
+    assert pair.decode.metric(EXPIRED) == num_expired + 1
+    assert pair.decode.metric(BYTES) == num_bytes
 
 
 def test_nixl_leaves_each_engine_on_its_own_core(pair: Pair) -> None:

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from conftest import make_drafts
 from live_engine import TOKEN, LiveEngine
-from live_pair import BYTES, FAILED, HITS, Pair, start_pair
+from live_pair import BYTES, EXPIRED, FAILED, HITS, Pair, start_pair
 
 from loadtest.client import DONE, events, new_session
 from loadtest.exposition import total
@@ -30,8 +30,6 @@ QUESTION = f"{FACTS}Which boxes hold more red balls than blue ones, and why?"
 MAX_TOKENS = 32
 NUM_BUSY = 3
 KV_USAGE, PREFILLED = "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total"
-EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
-"""Of a prefill engine: leases that ran out, as those do that nobody ends."""
 DEADLINE_S = 120.0
 
 

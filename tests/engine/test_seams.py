@@ -346,6 +346,22 @@ def test_nixl_reads_its_lease_where_we_put_it() -> None:
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in inspect.getsource(base_scheduler)
 
 
+def test_nixl_checks_the_age_of_kv_as_ours_expects() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import pull_scheduler, pull_worker
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlConnector, NixlPullConnector
+
+    assert NixlConnector is NixlPullConnector
+    assert "External module path takes priority" in inspect.getsource(KVConnectorFactory.get_connector_class)
+    worker = pull_worker.NixlPullConnectorWorker
+    assert parameters(worker._read_blocks_for_req) == ["self", "req_id", "meta"]
+    stock = inspect.getsource(worker._read_blocks_for_req)
+    # When this fails, vLLM may check every read: then the connector of ours can go.
+    assert "if self._bidirectional_kv_xfer_enabled and self._is_turn2_read_expired(meta):" in stock
+    assert "req_id, None, self._recv_failures, record_failed_transfer=False" in stock
+    assert "remote_blocks_expiry_time=blocks_expiry_time" in inspect.getsource(pull_scheduler)
+
+
 def test_nixl_still_moves_the_worker_to_the_last_core() -> None:
     """When this fails, the override of `initialize_from_config` in worker_cpu.py may have lost its reason."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker

@@ -50,6 +50,7 @@ def test_decode_pulls_what_prefill_produces_and_computes_what_it_cannot_pull() -
     system = plan(PD)
     shared = {
         "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "server.engine.nixl_connector",
         "kv_buffer_device": "cpu",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"kv_lease_duration": 20},
