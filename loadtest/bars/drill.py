@@ -36,6 +36,8 @@ OPTIONS: dict[str, Any] = {"max_tokens": 96, "temperature": 0.0, "ignore_eos": T
 REMOTE_PREFILLS = "paceline_routed_total"
 BACK_WITHIN_S = 900.0
 """A start takes some 50 s of processor time, of which two engines under load leave it a quarter of a core."""
+_SHOWN_CHARACTERS = 40
+"""Of an answer that differs."""
 CALM_S = 8.0
 """Before each kill, at the least, so that streams run on every engine again."""
 
@@ -234,5 +236,15 @@ def _touches(result: StreamResult, stretches: Sequence[Interval]) -> bool:
 
 
 def differing(results: Sequence[StreamResult], reference: Mapping[str, str]) -> list[str]:
-    """Prompt ids of answers that are whole and other than the reference's."""
-    return [result.prompt_id for result in results if result.is_ok and result.text != reference[result.prompt_id]]
+    """Answers that are whole and other than the reference's: which, how it was routed, and where it begins to differ."""
+    others = [result for result in results if result.is_ok and result.text != reference[result.prompt_id]]
+    return [_difference(result, reference[result.prompt_id]) for result in others]
+
+
+def _difference(result: StreamResult, expected: str) -> str:
+    place = next(
+        (i for i, (a, b) in enumerate(zip(result.text, expected, strict=False)) if a != b), min(len(result.text), len(expected))
+    )
+    seen, wanted = result.text[place:][:_SHOWN_CHARACTERS], expected[place:][:_SHOWN_CHARACTERS]
+    where = f"{result.prompt_id}, {result.kv_path}, request {result.request_id}"
+    return f"{where}: {seen!r} instead of {wanted!r} at character {place} of {len(expected)}"
