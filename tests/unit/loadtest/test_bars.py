@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
+from launch.config import SystemConfig
 from loadtest.bars import command, commits, learning, spoiled
 from loadtest.bars.load import Load
 from loadtest.bars.lone_engines import Sides
@@ -24,7 +25,7 @@ from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, selec
 from loadtest.client import StreamResult
 from loadtest.run.conduct import Provenance
 from loadtest.statistics import CommitGaps
-from loadtest.system import SystemUnderTestError, without_options
+from loadtest.system import SPECULATION, SystemUnderTestError, speculating, up_words, without_options
 from loadtest.traffic import Prompt
 from wire.artifact import WEIGHTS_FILE, DraftManifest, verify_artifact
 from wire.errors import ArtifactError
@@ -162,6 +163,22 @@ def test_glances_go_round_the_held_out_problems() -> None:
 def test_options_are_removed_with_their_values() -> None:
     argv = ["python", "--a", "1", "--worker-cls", "x.Y", "--b", "--speculative-config", "{}"]
     assert without_options(argv, ["--worker-cls", "--speculative-config"]) == ["python", "--a", "1", "--b"]
+
+
+def test_an_engine_without_speculation_is_not_asked_for_what_vllm_tells_of_speculation() -> None:
+    argv = ["vllm", *speculating({"method": "ngram"}), "--x", "1"]
+    assert argv[1:3] == ["--speculative-config", '{"method": "ngram"}']
+    assert without_options(argv, SPECULATION) == ["vllm", "--x", "1"]
+
+
+def test_a_measured_system_tells_of_every_verify_step_unless_it_is_told_otherwise() -> None:
+    def told(*words: str) -> object:
+        found = up_words(words, ["target.dtype=float32"])
+        assert found[::2] == ["--set"] * (len(found) // 2)
+        return SystemConfig.load([], found[1::2]).engine["per_request_spec_decode_metrics"]
+
+    assert told() == "detailed"
+    assert told("--set", "engine.per_request_spec_decode_metrics=none") == "none"
 
 
 @pytest.fixture
