@@ -167,7 +167,7 @@ async def stream_chat(
 def longest_answer_s(options: Mapping[str, Any]) -> float:
     """How long a request with these fields may take, seconds: as long as a server may be silent, and `SLOWEST_TOKEN_S` for each token
     it may have. Bytes that come again and again keep an answer from being silent for ever."""
-    bounds = [options[key] for key in _LENGTH_KEYS if isinstance(options.get(key), int)]
+    bounds: list[int] = [options[key] for key in _LENGTH_KEYS if isinstance(options.get(key), int)]
     return _SILENCE_S + SLOWEST_TOKEN_S * max(bounds) if bounds else _UNBOUNDED_S
 
 
