@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.arguments import bare, command, forwarded, say
+
+if TYPE_CHECKING:
+    from loadtest.bars.registry import Bench
+    from loadtest.run.conduct import Provenance
 
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,16 +108,14 @@ def _bench_compare(options: argparse.Namespace) -> int:
 
 
 def _bench_learning(options: argparse.Namespace) -> int:
-    from launch.provenance import git_revision, versions
     from loadtest.learning.command import learning
-    from loadtest.run.conduct import Provenance
 
     return learning(
         options.benchmark,
         arms=options.arms,
         out_dir=options.out,
         up_arguments=forwarded(options),
-        provenance=Provenance(git_revision(), versions(), {}),
+        provenance=_provenance(),
         say=say,
     )
 
@@ -126,10 +129,23 @@ def _bench_reference(options: argparse.Namespace) -> int:
 def _bench_bars(options: argparse.Namespace) -> int:
     from loadtest.bars.command import bars
 
-    return bars(only=options.only or [], as_json=options.json, list_only=options.list, up_arguments=forwarded(options))
+    return bars(only=options.only or [], as_json=options.json, list_only=options.list, bench=_bench_of(options))
 
 
 def _bench_drill(options: argparse.Namespace) -> int:
     from loadtest.bars.command import DRILL, bars
 
-    return bars(only=DRILL, as_json=options.json, list_only=False, up_arguments=forwarded(options))
+    return bars(only=DRILL, as_json=options.json, list_only=False, bench=_bench_of(options))
+
+
+def _bench_of(options: argparse.Namespace) -> Bench:
+    from loadtest.bars.registry import Bench
+
+    return Bench(tuple(forwarded(options)), _provenance())
+
+
+def _provenance() -> Provenance:
+    from launch.provenance import git_revision, versions
+    from loadtest.run.conduct import Provenance
+
+    return Provenance(git_revision(), versions(), {})

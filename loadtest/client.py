@@ -20,7 +20,13 @@ ERROR_FIELDS = frozenset({"message", "type", "param", "code"})
 _JSON = {"Content-Type": "application/json"}
 _KEEP_ALIVE_S = 2.0
 """Well below the 5 s after which uvicorn closes an idle connection: a request sent at that moment would be lost."""
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=180.0)
+_SILENCE_S = 180.0
+"""Without a byte."""
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE_S)
+SLOWEST_TOKEN_S = 2.0
+_UNBOUNDED_S = 3600.0
+"""Of an answer that may have any number of tokens."""
+_LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 _STREAM_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 """What a line of a stream of events begins with."""
 MAX_EVENT_BYTES = 16 << 20
@@ -121,9 +127,11 @@ async def stream_chat(
     options: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     patience: asyncio.Timeout | None = None,
+    answer_timeout_s: float | None = None,
 ) -> StreamResult:
     """Send one chat request and read its stream to the end. Failures are noted in the result, not raised.
 
+    An answer that has no end after `answer_timeout_s`, by default `longest_answer_s`, is given up and has failed.
     Where `patience` runs out the client leaves, and the result says so.
     """
     body = msgspec.json.encode(
@@ -135,13 +143,17 @@ async def stream_chat(
             **(options or {}),
         }
     )
+    limit_s = longest_answer_s(options or {}) if answer_timeout_s is None else answer_timeout_s
+    limit = asyncio.timeout(limit_s)
     result = StreamResult(prompt_id=prompt.id, sent_at_s=time.monotonic())
     try:
-        async with patience or asyncio.timeout(None):
+        async with patience or asyncio.timeout(None), limit:
             await _exchange(session, f"{url}/v1/chat/completions", body, {**_JSON, **(headers or {})}, result)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         if patience is not None and patience.expired():
             result.has_left = True
+        elif limit.expired():
+            result.error = f"the answer did not end within {limit_s:g} s"
         else:
             result.error = f"{type(error).__name__}: {error}"
     except AnswerError as error:
@@ -150,6 +162,13 @@ async def stream_chat(
     if result.error is not None:
         result.error = _as_text(result.error)[:_MAX_ERROR_CHARACTERS]
     return result
+
+
+def longest_answer_s(options: Mapping[str, Any]) -> float:
+    """How long a request with these fields may take, seconds: as long as a server may be silent, and `SLOWEST_TOKEN_S` for each token
+    it may have. Bytes that come again and again keep an answer from being silent for ever."""
+    bounds: list[int] = [options[key] for key in _LENGTH_KEYS if isinstance(options.get(key), int)]
+    return _SILENCE_S + SLOWEST_TOKEN_S * max(bounds) if bounds else _UNBOUNDED_S
 
 
 async def _exchange(

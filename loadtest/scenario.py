@@ -101,6 +101,9 @@ class Lane(Config):
     max_tokens: Annotated[int, Field(ge=1, le=_MAX_TOKENS)] = 128
     length_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls that bound in a request's body; some know only the second."""
+    answer_timeout_s: Annotated[float, Field(gt=0.0, le=MAX_RUN_S)] | None = None
+    """An answer without an end by then, from when it was sent, has failed. By default 3 minutes and 2 s for each token it may have, so that
+    an endless stream ends and a slow one does not."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     options: dict[str, Any] = Field(default_factory=dict)
     """More fields of the request's body. With vLLM, `return_token_ids = true` has the tokens of every chunk counted one by one;

@@ -31,7 +31,10 @@ from wire.environment import ENGINE_TOKEN_VARIABLE
 _FREE_PORTS = ("gateway.port=0", "gateway.admin_port=0")
 Value = TypeVar("Value")
 OUR_PARTS = ("--worker-cls", "--weight-transfer-config")
-SPECULATION = ("--speculative-config",)
+_PER_REQUEST = "--per-request-spec-decode-metrics"
+SPECULATION = ("--speculative-config", _PER_REQUEST)
+"""Without the first vLLM refuses the second."""
+_ASKS_PER_REQUEST = "engine.per_request_spec_decode_metrics=detailed"
 LONE_ENGINE_TOKEN = "lone-engine"
 """Opens the private routes of an engine started alone."""
 
@@ -175,10 +178,13 @@ class System:
 async def running_system(
     up_arguments: Sequence[str], settings: Sequence[str] = (), *, pools: Sequence[Pool] = ONE_ENGINE
 ) -> AsyncIterator[System]:
-    """Start a system, yield it when every engine is ready, stop it. Its state directory is temporary."""
+    """Start a system, yield it when every engine is ready, stop it. Its state directory is temporary.
+
+    Its engines tell for each request what was accepted in each verify step, unless a `--set` word says otherwise.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as directory:
         state_dir = Path(directory) / "state"
-        words = _words(up_arguments, (*settings, *_FREE_PORTS, pool_setting(pools), f"state.dir={state_dir}"))
+        words = up_words(up_arguments, (*settings, *_FREE_PORTS, pool_setting(pools), f"state.dir={state_dir}"))
         engine_token = secrets.token_urlsafe(24)
         output = Path(directory) / "up.log"
         with output.open("wb") as log:
@@ -233,6 +239,16 @@ def planned(up_arguments: Sequence[str], settings: Sequence[str] = (), *, pools:
 def pool_setting(pools: Sequence[Pool]) -> str:
     """The `--set` word that asks for these engines, on free ports."""
     return "pool=[" + ", ".join(f"{{id={pool.id!r}, kind={pool.kind!r}, port=0}}" for pool in pools) + "]"
+
+
+def up_words(up_arguments: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Words of `paceline up`; later ones win. What requests tell of their verify steps is counted anyway, and sent at their end."""
+    return _words(("--set", _ASKS_PER_REQUEST, *up_arguments), settings)
+
+
+def speculating(method: Mapping[str, object]) -> tuple[str, ...]:
+    """Options of `vllm serve` for this speculation, told for each request as `running_system` has it."""
+    return (SPECULATION[0], json.dumps(method), _PER_REQUEST, "detailed")
 
 
 def _words(up_arguments: Sequence[str], settings: Sequence[str]) -> list[str]:

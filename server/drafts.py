@@ -5,6 +5,7 @@ File work runs beside the event loop. This module knows no engines.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -38,7 +39,8 @@ class Drafts:
         """As of the last look at the store; `find_floor` looks again."""
         self.rolled_back: dict[int, str] = {}
         self.simulated_al: dict[int, float] = {}
-        """By version, as the gate put it into the manifest."""
+        """By version, as the gate put it into the manifest, of drafts made for the target that serves."""
+        self._target_since_s = 0.0
         self._disk = Disk()
         self._lineage: list[int] = []
         self._read_records()
@@ -66,6 +68,11 @@ class Drafts:
         manifest = await self._read(partial(self._verify, version))
         self._note_simulated(manifest)
         return manifest
+
+    def forget_simulated(self) -> None:
+        """Another target serves: the gate judged the drafts made until now on what the one before made of its requests."""
+        self._target_since_s = time.time()
+        self.simulated_al.clear()
 
     def require_accepted(self, manifest: DraftManifest) -> None:
         """Raises NotAccepted unless the gate accepted it and no canary rolled it back."""
@@ -170,7 +177,7 @@ class Drafts:
                 self._lineage = [manifest.parent]
 
     def _note_simulated(self, manifest: DraftManifest) -> None:
-        if manifest.gate is not None:
+        if manifest.gate is not None and manifest.created_at_s >= self._target_since_s:
             self.simulated_al[manifest.version] = manifest.gate.candidate_al
         while len(self.simulated_al) > MAX_MARKS:
             self.simulated_al.pop(min(self.simulated_al))

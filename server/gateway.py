@@ -266,11 +266,13 @@ class Gateway:
         return recent.acceptance_length if recent is not None and recent.num_verify_steps else None
 
     def _target_changed(self, version: int) -> None:
-        """What drafts did under the target before is no measure of what they do now: a canary would blame its draft for it, and the
-        floor watch would ask of it what the floor did then."""
+        """What drafts did under the target before is no measure of what they do now: a canary would blame its draft for it, the
+        floor watch would ask of it what the floor did then, and depth would be chosen by it."""
         self.canary.supersede(f"target {version} was activated")
         self.ledger.forget_recent()
         self.floor_watch.forget()
+        self.depth.forget_acceptance()
+        self.drafts.forget_simulated()
 
     def _wants_full_report(self, engine: Engine) -> bool:
         return self.kv_listener is not None and self.kv_listener.wants_full_report(engine.id)

@@ -16,6 +16,7 @@ import aiohttp
 from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
 from loadtest.machine import machine
 from loadtest.processes import SystemUnderTestError
+from loadtest.run.conduct import Provenance
 from wire.errors import PacelineError
 
 Measure = Callable[[Bench], Awaitable[Mapping[str, Measured]]]
@@ -27,7 +28,7 @@ DRILL = ("P2.drill_failed", "P2.drill_single_failed_streams")
 _SIGNS = {"at_least": ">=", "at_most": "<=", "equals": "=="}
 
 
-def bars(*, only: Sequence[str], as_json: bool, list_only: bool, up_arguments: Sequence[str]) -> int:
+def bars(*, only: Sequence[str], as_json: bool, list_only: bool, bench: Bench) -> int:
     """Run the command; 0 all met, 1 one falls short, 2 a name is unknown."""
     try:
         chosen = select(load(), only)
@@ -42,14 +43,14 @@ def bars(*, only: Sequence[str], as_json: bool, list_only: bool, up_arguments: S
     for function in dict.fromkeys(bar.function for bar in chosen):
         wanted = [bar for bar in chosen if bar.function == function]
         print(f"measuring {', '.join(bar.name for bar in wanted)} ...", file=sys.stderr, flush=True)
-        values = measure(function, Bench(tuple(up_arguments)))
+        values = measure(function, bench)
         for bar in wanted:
             row = (bar, values.get(bar.name.split(".", 1)[1], Measured(None, {"reason": f"{function} did not measure it"})))
             rows.append(row)
             if not as_json:
                 print(verdict(*row), flush=True)
     if as_json:
-        print(json.dumps(report(rows), indent=2))
+        print(json.dumps(report(rows, bench.provenance), indent=2))
     return int(not all(bar.is_met(measured.value) for bar, measured in rows))
 
 
@@ -96,10 +97,12 @@ def verdict(bar: Bar, measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def report(rows: Sequence[tuple[Bar, Measured]]) -> dict[str, object]:
+def report(rows: Sequence[tuple[Bar, Measured]], provenance: Provenance) -> dict[str, object]:
     """All results for machines."""
     return {
         "measured_at_s": time.time(),
+        "commit": provenance.commit,
+        "versions": dict(provenance.versions),
         "machine": machine(),
         "argv": sys.argv,
         "bars": [

@@ -11,7 +11,6 @@ from loadtest.learning.arms import start_with
 from loadtest.learning.benchmark import Benchmark, locate
 from loadtest.learning.command import run_and_report
 from loadtest.learning.verdicts import measured as judged
-from loadtest.run.conduct import Provenance
 
 BENCHMARK = "learning"
 DIRECTORY = Path("runs") / BENCHMARK
@@ -19,9 +18,9 @@ DIRECTORY = Path("runs") / BENCHMARK
 
 
 async def measured(bench: Bench) -> Mapping[str, Measured]:
-    """Raises PacelineError where it cannot begin. An arm that fails leaves its bars unmeasured."""
+    """Raises PacelineError where it cannot begin. An arm that fails, or that other code measured, leaves its bars unmeasured."""
     benchmark = Benchmark.read(locate(Path(BENCHMARK)), [])
     results, _ = await run_and_report(
-        benchmark, (), DIRECTORY, start_with(bench.up_arguments), bench.up_arguments, Provenance(None, {}, {}), progress
+        benchmark, (), DIRECTORY, start_with(bench.up_arguments), bench.up_arguments, bench.provenance, progress
     )
     return judged(results)

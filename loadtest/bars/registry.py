@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from loadtest.run.conduct import Provenance
+
 Comparison = Literal["at_least", "at_most", "equals"]
 
 
@@ -54,6 +56,8 @@ class Bench:
 
     up_arguments: tuple[str, ...]
     """`--config` and `--set` words of the command line, handed on to `paceline up`."""
+    provenance: Provenance
+    """Of this code, as runs record it."""
 
 
 def load() -> tuple[Bar, ...]:

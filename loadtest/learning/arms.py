@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.learning.benchmark import RANDOM, Arm
-from loadtest.system import OUR_PARTS, SPECULATION, System, export_draft, lone_engine, running_system
+from loadtest.system import OUR_PARTS, SPECULATION, System, export_draft, lone_engine, running_system, speculating
 
 DRAFT_DIR = "draft"
 """In an arm's directory: the draft that was active at its end, where another arm starts from it."""
-_PER_REQUEST = "engine.per_request_spec_decode_metrics=detailed"
 _IDLE_LEARNER = ("capture.enabled=false", "learner.enabled=true")
 """A draft that stays as it is. The learner lives, so that engines of all arms have the same cores."""
 _METHODS: Mapping[str, Mapping[str, object]] = {
@@ -53,7 +51,7 @@ def why_unavailable(arm: Arm) -> str | None:
 
 def settings_of(arm: Arm, common: Sequence[str], out_dir: Path) -> list[str]:
     """All `--set` words of an arm, later ones win."""
-    found = [*common, _PER_REQUEST]
+    found = [*common]
     if arm.method == "draft":
         if arm.draft != RANDOM:
             checkpoint = arm.draft if "/" in arm.draft else out_dir / arm.draft / DRAFT_DIR
@@ -72,7 +70,7 @@ def start_with(up_arguments: Sequence[str]) -> Start:
                 yield RunningArm(system.url, system)
             return
         method = _METHODS.get(arm.method)
-        adding = () if method is None else (*SPECULATION, json.dumps(method))
+        adding = () if method is None else speculating(method)
         async with lone_engine(up_arguments, settings, without=(*OUR_PARTS, *SPECULATION), adding=adding) as url:
             yield RunningArm(url)
 

@@ -23,6 +23,7 @@ from loadtest.client import new_session
 from loadtest.learning.answers import read_arm
 from loadtest.learning.arms import DRAFT_DIR, Start, settings_of, start_with, why_unavailable
 from loadtest.learning.benchmark import Arm, Benchmark, locate
+from loadtest.learning.circumstances import why_stale
 from loadtest.learning.drive import drive
 from loadtest.learning.report import report
 from loadtest.learning.verdicts import Results
@@ -107,9 +108,9 @@ async def run_and_report(
             failures[arm.name] = str(error)
             say(f"{arm.name} FAILED: {error}")
     done = runner.done()
-    results = Results(
-        benchmark, {name: read_arm(name, directory / name) for name, arm in done.items() if arm.unavailable is None}
-    )
+    runs = {name: read_arm(name, directory / name) for name, arm in done.items() if arm.unavailable is None}
+    stale = {name: why_stale(run.record, provenance, directory / name) for name, run in runs.items()}
+    results = Results(benchmark, runs, {name: reason for name, reason in stale.items() if reason is not None})
     unavailable = {name: arm.unavailable for name, arm in done.items() if arm.unavailable is not None} | runner.left_out()
     report(results, unavailable, directory, say)
     return results, failures

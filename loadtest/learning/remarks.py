@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from loadtest.learning.answers import ArmRun
 from loadtest.learning.benchmark import Arm
+from loadtest.learning.circumstances import circumstances
 from loadtest.learning.verdicts import Results
-from loadtest.records import RunRecord
 
 
 def remarks(results: Results, unavailable: Mapping[str, str]) -> list[str]:
@@ -23,7 +23,7 @@ def remarks(results: Results, unavailable: Mapping[str, str]) -> list[str]:
 
 def _unequal(arms: Mapping[str, ArmRun]) -> Iterator[str]:
     """An arm that is done is not run again, even by another release or on another machine."""
-    about = {name: _circumstances(run.record) for name, run in arms.items() if run.record is not None}
+    about = {name: circumstances(run.record) for name, run in arms.items() if run.record is not None}
     for what in dict.fromkeys(key for one in about.values() for key in one):
         names_by_value: dict[str, list[str]] = {}
         for name, one in about.items():
@@ -31,16 +31,6 @@ def _unequal(arms: Mapping[str, ArmRun]) -> Iterator[str]:
         if len(names_by_value) > 1:
             values = "; ".join(f"{value} ({', '.join(names)})" for value, names in names_by_value.items())
             yield f"ARMS ARE NOT ALIKE in {what}: {values}"
-
-
-def _circumstances(record: RunRecord) -> dict[str, str]:
-    versions = {f"version of {name}": version for name, version in record.versions.items()}
-    return {
-        "model": record.model,
-        "commit": record.commit or "unknown",
-        **{key: str(one) for key, one in record.machine.items()},
-        **versions,
-    }
 
 
 def _known_prompts(results: Results) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isnan
 from typing import Any
@@ -27,6 +27,8 @@ class Results:
     benchmark: Benchmark
     arms: Mapping[str, ArmRun]
     """Those that ran."""
+    stale: Mapping[str, str] = field(default_factory=dict)
+    """Why an arm says nothing of this code on this machine, by name: no bar counts it."""
 
 
 def bars() -> list[Bar]:
@@ -42,9 +44,23 @@ def _measure(results: Results, needs: Sequence[str], measure: Callable[[Results]
     missing = [name for name in needs if name not in results.arms]
     if missing:
         return Measured(None, {"reason": f"arms that did not run: {', '.join(missing)}"})
+    stale = [f"{name} was {results.stale[name]}" for name in _with_givers(results, needs) if name in results.stale]
+    if stale:
+        return Measured(None, {"reason": "; ".join(stale)})
     found = measure(results)
     invalid = [name for name in needs if (record := results.arms[name].record) is not None and record.invalid_reasons]
     return replace(found, detail={**found.detail, "not_valid": ", ".join(invalid)}) if invalid else found
+
+
+def _with_givers(results: Results, names: Sequence[str]) -> list[str]:
+    """The arms, and those whose drafts they start from."""
+    found: dict[str, None] = {}
+    for name in names:
+        arm = results.benchmark.find(name)
+        while arm is not None:
+            found[arm.name] = None
+            arm = results.benchmark.find(arm.draft)
+    return list(found)
 
 
 def _day_0(results: Results) -> Measured:

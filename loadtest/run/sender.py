@@ -68,6 +68,7 @@ class Sender:
                 options={turn.lane.length_key: turn.max_tokens, "temperature": turn.lane.temperature, **turn.lane.options},
                 headers=_headers(turn, self._target.headers),
                 patience=patience,
+                answer_timeout_s=turn.lane.answer_timeout_s,
             )
         finally:
             self._running.discard(patience)

@@ -47,7 +47,10 @@ def cispo(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, low: float
 
 
 def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The geometric mean of a sequence's ratios, at each of its tokens. GSPO (arXiv 2507.18071, eq. 7)."""
+    """The geometric mean of a sequence's ratios, at each of its tokens. GSPO (arXiv 2507.18071, eq. 7).
+
+    A forked rollout's trajectories have each their own: they need not be computed together.
+    """
     mean_B = log_ratio_BT.sum(-1) / mask_BT.sum(-1).clamp(min=1)
     return mean_B.exp()[:, None].expand_as(log_ratio_BT)
 

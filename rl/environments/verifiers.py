@@ -16,7 +16,7 @@ from pydantic import Field
 from rl.environments.interface import Action, Chat, ChatMessage, EnvironmentFailed, Info, Observation, Split
 from rl.environments.settings import EnvironmentConfig
 from rl.environments.single_turn import SingleTurn
-from rl.environments.splits import pick
+from rl.environments.splits import Divided
 from rl.trajectory import RewardPart
 from wire.errors import ConfigError
 
@@ -47,16 +47,17 @@ class Verifiers(SingleTurn[Any]):
         try:
             config_type = concrete_type(taskset_class(config.taskset), TasksetConfig) or TasksetConfig
             taskset = load_taskset(config_type(id=config.taskset, **config.parameters))
-            self._tasks = list(itertools.islice(taskset, config.num_tasks))
+            tasks = list(itertools.islice(taskset, config.num_tasks))
         except (ImportError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(f"environment {config.name!r}: cannot load the taskset {config.taskset!r}: {error}") from error
-        if any(task.NEEDS_CONTAINER or task.data.prompt is None for task in self._tasks):
+        if any(task.NEEDS_CONTAINER or task.data.prompt is None for task in tasks):
             raise ConfigError(
                 f"environment {config.name!r}: {config.taskset!r} has tasks that need a container or open no conversation"
             )
+        self._tasks = Divided(tasks, lambda task: task.data.prompt_text)
 
     def problem(self, seed: int, split: Split) -> Any:
-        return pick(self._tasks, seed, split, lambda task: task.data.prompt_text)
+        return self._tasks.pick(seed, split)
 
     def question(self, problem: Any) -> Observation:
         return Chat(tuple(ChatMessage(role, content) for role, content in _messages(problem)))

@@ -28,6 +28,8 @@ class Sample:
     output_positions: tuple[int, ...]
     """Where in `token_ids` stands what the policy drew."""
     behaviour_logprobs: tuple[float, ...]
+    rollout: int
+    """Numbers the batch's rollouts; a forked one has several trajectories."""
     advantage: float
     """Of its rollout."""
 
@@ -51,12 +53,20 @@ class Batch:
     num_failed: int
     """Rollouts whose environment failed."""
 
+    @property
+    def rollouts(self) -> list[list[int]]:
+        """The rows of `samples` by rollout."""
+        rows: dict[int, list[int]] = {}
+        for row, sample in enumerate(self.samples):
+            rows.setdefault(sample.rollout, []).append(row)
+        return list(rows.values())
+
 
 def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_output_tokens: int) -> Batch:
     """Whether rewards differ is asked of the environment's own, before shaping, as in DAPO: length alone is no lesson.
 
     Rewards and lengths are a rollout's, and compared with those of other rollouts; where it has several trajectories, because it was
-    forked, each has its advantage.
+    forked, each has its advantage, and they weigh together as one.
 
     Raises RolloutError for rollouts drawn at temperature 0, which have no distribution, and for ones that are too long.
     """
@@ -69,9 +79,9 @@ def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_out
         torch.tensor([number for number, _ in numbered], dtype=torch.int64),
         torch.tensor([num_output_tokens(rollout) for _, rollout in numbered], dtype=torch.int64),
     )
-    rows = zip(numbered, worths_N.tolist(), strict=True)
+    rows = enumerate(zip(numbered, worths_N.tolist(), strict=True))
     return Batch(
-        samples=tuple(_sample(trajectory, advantage) for (_, rollout), advantage in rows for trajectory in rollout),
+        samples=tuple(_sample(each, number, advantage) for number, ((_, rollout), advantage) in rows for each in rollout),
         shaped_rewards=tuple(rewards),
         dropped_group_ids=tuple(group.group_id for group in dropped),
         num_failed=sum(len(group.rollouts) - len(group.scored_rollouts) for group in groups),
@@ -91,7 +101,7 @@ def _shaped(rollout: Sequence[Trajectory], algorithm: AlgorithmSettings, max_out
     return first.reward + overlong_penalty(num_tokens, max_output_tokens, algorithm.overlong_buffer_tokens)
 
 
-def _sample(trajectory: Trajectory, advantage: float) -> Sample:
+def _sample(trajectory: Trajectory, rollout: int, advantage: float) -> Sample:
     token_ids: list[int] = []
     positions: list[int] = []
     logprobs: list[float] = []
@@ -100,4 +110,4 @@ def _sample(trajectory: Trajectory, advantage: float) -> Sample:
         positions.extend(range(len(token_ids), len(token_ids) + len(turn.output_token_ids)))
         token_ids.extend(turn.output_token_ids)
         logprobs.extend(turn.behaviour_logprobs)
-    return Sample(trajectory, tuple(token_ids), tuple(positions), tuple(logprobs), advantage)
+    return Sample(trajectory, tuple(token_ids), tuple(positions), tuple(logprobs), rollout, advantage)

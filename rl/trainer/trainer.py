@@ -105,7 +105,7 @@ class Trainer:
         self._require_known(batch)
         found, counts, updates = None, TokenCounts(), []
         if batch.samples:
-            minibatches = self._split(len(batch.samples))
+            minibatches = self._split(batch.rollouts)
             frozen, found = self._freeze(batch, len(minibatches))
             for rows in minibatches:
                 update, added, moved = self._update(frozen, rows)
@@ -178,13 +178,15 @@ class Trainer:
             for name, parameter in parameters.items():
                 parameter.copy_(parts[name])
 
-    def _split(self, num_samples: int) -> list[list[int]]:
-        """Rows by optimiser step, each of much the same size."""
-        num_minibatches = min(self.settings.num_minibatches, num_samples)
+    def _split(self, rollouts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Rows by optimiser step, of much the same number of rollouts; the trajectories of one stay together."""
+        num_minibatches = min(self.settings.num_minibatches, len(rollouts))
         if num_minibatches == 1:
-            return [list(range(num_samples))]
-        order = torch.randperm(num_samples, generator=self.generator).tolist()
-        return [order[first::num_minibatches] for first in range(num_minibatches)]
+            return [[row for rows in rollouts for row in rows]]
+        order = torch.randperm(len(rollouts), generator=self.generator).tolist()
+        return [
+            [row for number in order[first::num_minibatches] for row in rollouts[number]] for first in range(num_minibatches)
+        ]
 
     def _freeze(self, batch: Batch, num_minibatches: int) -> tuple[_Frozen, _Found | None]:
         proximal = self._scores(self.policy, batch.samples) if num_minibatches > 1 else None
@@ -264,7 +266,8 @@ class Trainer:
         for row in rows:
             lengths_N[row] = samples[row].num_outputs
         mask_NS = torch.arange(int(lengths_N.max()))[None, :] < lengths_N[:, None]
-        share_NS = shares(self.algorithm.recipe.share, mask_NS, self.settings.max_output_tokens)
+        rollouts_N = torch.tensor([sample.rollout for sample in samples])
+        share_NS = shares(self.algorithm.recipe.share, mask_NS, rollouts_N, self.settings.max_output_tokens)
         return share_NS[:, 0].to(self.ranks.device)
 
     def _empty(self, samples: Sequence[Sample]) -> _Found:

@@ -74,6 +74,11 @@ class DepthControl:
             if engine.epoch == epoch:
                 engine.note_depths(depths)
 
+    def forget_acceptance(self) -> None:
+        """What was accepted under another target tells nothing of the one that serves now."""
+        for controller in self.controllers().values():
+            controller.forget_acceptance()
+
     def controllers(self) -> dict[str, DepthController]:
         """By engine id, of those that have told their table."""
         return {name: keeper.controller for name, keeper in self._keepers.items() if keeper.controller is not None}

@@ -123,6 +123,13 @@ class DepthController:
         if self.trial is None:
             self._begin_trial(now_s)
 
+    def forget_acceptance(self) -> None:
+        """Another target is followed from now on. What steps cost is not of its weights, and stays known."""
+        self.survival.forget()
+        self._shares = self.survival.shares(self.updated_s)
+        for bucket in self.buckets.values():
+            bucket.challenger = (bucket.depth, 0)
+
     def gain(self, bucket: Bucket, depth: int) -> Estimate:
         """Logarithm of the speed at this K over the speed at the K in force."""
         low, high = sorted((depth, bucket.depth))

@@ -37,11 +37,7 @@ class Survival:
         """Add verify steps. A new draft inherits no more than a suspicion of how good it is."""
         if version != self._version:
             self._version = version
-            for position, num_proposed in enumerate(self._proposed):
-                keep = min(1.0, ASSUMED_STEPS * STEPS_ALIKE / num_proposed) if num_proposed else 0.0
-                self._proposed[position] *= keep
-                self._accepted[position] *= keep
-            self.seen_s = [None] * len(self.seen_s)
+            self.forget()
         counts = zip(tally.proposed, tally.accepted, strict=False)
         for position, (num_proposed, num_accepted) in enumerate(counts):
             if position < len(self._proposed) and num_proposed:
@@ -50,6 +46,14 @@ class Survival:
                 self._proposed[position] = self._proposed[position] * keep + fresh
                 self._accepted[position] = self._accepted[position] * keep + fresh * num_accepted / num_proposed
                 self.seen_s[position] = now_s
+
+    def forget(self) -> None:
+        """Another draft, or another target: no more than a suspicion is left."""
+        for position, num_proposed in enumerate(self._proposed):
+            keep = min(1.0, ASSUMED_STEPS * STEPS_ALIKE / num_proposed) if num_proposed else 0.0
+            self._proposed[position] *= keep
+            self._accepted[position] *= keep
+        self.seen_s = [None] * len(self.seen_s)
 
     def num_proposed(self, position: int) -> float:
         """Recent proposals that the share at this position rests on."""

@@ -17,18 +17,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
+from launch.config import SystemConfig
 from loadtest.bars import command, commits, learning, spoiled
 from loadtest.bars.load import Load
 from loadtest.bars.lone_engines import Sides
 from loadtest.bars.registry import Bar, Bench, Measured, UnknownBar, load, select
 from loadtest.client import StreamResult
+from loadtest.run.conduct import Provenance
 from loadtest.statistics import CommitGaps
-from loadtest.system import SystemUnderTestError, without_options
+from loadtest.system import SPECULATION, SystemUnderTestError, speculating, up_words, without_options
 from loadtest.traffic import Prompt
 from wire.artifact import WEIGHTS_FILE, DraftManifest, verify_artifact
 from wire.errors import ArtifactError
 from wire.spec import file_sha256
 from wire.store import DraftStore
+
+BENCH = Bench((), Provenance("c1", {"torch": "2"}, {}))
 
 
 def bar(comparison: str = "at_least", value: float = 2.0) -> Bar:
@@ -95,14 +99,16 @@ def test_the_exit_code_says_whether_every_bar_is_met(
 
     monkeypatch.setattr(command, "measure", fake)
     names = ["P1.commit_failures", "P1.commit_gap_median_ms"]
-    assert command.bars(only=names, as_json=False, list_only=False, up_arguments=[]) == 0
+    assert command.bars(only=names, as_json=False, list_only=False, bench=BENCH) == 0
     assert asked == ["commits:exactness", "commits:stall"]
-    assert command.bars(only=["P1.commit_changed"], as_json=False, list_only=False, up_arguments=[]) == 1
+    assert command.bars(only=["P1.commit_changed"], as_json=False, list_only=False, bench=BENCH) == 1
     assert "FALLS SHORT  P1.commit_changed" in capsys.readouterr().out
-    assert command.bars(only=["P1.commit_gap_p99_ms"], as_json=True, list_only=False, up_arguments=[]) == 1
-    (row,) = json.loads(capsys.readouterr().out)["bars"]
+    assert command.bars(only=["P1.commit_gap_p99_ms"], as_json=True, list_only=False, bench=BENCH) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["commit"], told["versions"]) == ("c1", {"torch": "2"})
+    (row,) = told["bars"]
     assert (row["name"], row["measured"], row["is_met"]) == ("P1.commit_gap_p99_ms", None, False)
-    assert command.bars(only=["nothing"], as_json=False, list_only=False, up_arguments=[]) == 2
+    assert command.bars(only=["nothing"], as_json=False, list_only=False, bench=BENCH) == 2
 
 
 def test_a_system_that_does_not_start_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +116,7 @@ def test_a_system_that_does_not_start_is_a_result(monkeypatch: pytest.MonkeyPatc
         raise SystemUnderTestError("no engine")
 
     monkeypatch.setattr(commits, "exactness", fail)
-    values = command.measure("commits:exactness", Bench(()))
+    values = command.measure("commits:exactness", BENCH)
     assert values["commit_failures"] == Measured(None, {"reason": "no engine"})
     assert len(values) == 2
 
@@ -121,7 +127,7 @@ def test_a_system_that_breaks_off_while_it_is_measured_is_a_result(error: Except
         raise error
 
     monkeypatch.setattr(commits, "exactness", breaks)
-    values = command.measure("commits:exactness", Bench(()))
+    values = command.measure("commits:exactness", BENCH)
     assert {name: (value.value, bool(value.detail["reason"])) for name, value in values.items()} == {
         "commit_failures": (None, True),
         "commit_changed": (None, True),
@@ -157,6 +163,22 @@ def test_glances_go_round_the_held_out_problems() -> None:
 def test_options_are_removed_with_their_values() -> None:
     argv = ["python", "--a", "1", "--worker-cls", "x.Y", "--b", "--speculative-config", "{}"]
     assert without_options(argv, ["--worker-cls", "--speculative-config"]) == ["python", "--a", "1", "--b"]
+
+
+def test_an_engine_without_speculation_is_not_asked_for_what_vllm_tells_of_speculation() -> None:
+    argv = ["vllm", *speculating({"method": "ngram"}), "--x", "1"]
+    assert argv[1:3] == ["--speculative-config", '{"method": "ngram"}']
+    assert without_options(argv, SPECULATION) == ["vllm", "--x", "1"]
+
+
+def test_a_measured_system_tells_of_every_verify_step_unless_it_is_told_otherwise() -> None:
+    def told(*words: str) -> object:
+        found = up_words(words, ["target.dtype=float32"])
+        assert found[::2] == ["--set"] * (len(found) // 2)
+        return SystemConfig.load([], found[1::2]).engine["per_request_spec_decode_metrics"]
+
+    assert told() == "detailed"
+    assert told("--set", "engine.per_request_spec_decode_metrics=none") == "none"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from loadtest.mock_engine import Pace
 from loadtest.processes import SystemUnderTestError
 from loadtest.recital import MODEL
 from loadtest.rig import mock_addresses, running_mocks
+from loadtest.run.conduct import Provenance
 from loadtest.sources import load
 from loadtest.traffic import is_held_out
 
@@ -151,7 +152,7 @@ def test_without_vllm_the_bar_says_what_to_install_and_starts_nothing(monkeypatc
     monkeypatch.setattr(crosscheck, "running_system", start)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SystemUnderTestError, match=r"vLLM is not in this environment.*requirements/cpu.lock"):
-        asyncio.run(crosscheck.vllm_bench(Bench(())))
+        asyncio.run(crosscheck.vllm_bench(Bench((), Provenance(None, {}, {}))))
 
 
 @pytest.mark.rig

@@ -18,6 +18,7 @@ from loadtest.bars.load import Load
 from loadtest.bars.registry import Bench, Measured
 from loadtest.client import StreamResult
 from loadtest.processes import SystemUnderTestError
+from loadtest.run.conduct import Provenance
 from loadtest.sources import human_eval
 from loadtest.statistics import Interval
 from loadtest.system import ONE_ENGINE, Pool, System
@@ -57,7 +58,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: Measure, 
         monkeypatch.setattr(module, "running_system", tiny_running)
 
     async def run() -> dict[str, Measured]:
-        return dict(await function(Bench(())))
+        return dict(await function(Bench((), Provenance(None, {}, {}))))
 
     (value,) = asyncio.run(run()).values()
     return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import msgspec
 import pytest
+from waiting import DEADLINE_S
 
 from loadtest import client
-from loadtest.client import StreamResult, new_session, stream_chat
+from loadtest.client import StreamResult, longest_answer_s, new_session, stream_chat
 from loadtest.run.sender import outcome_of
 from loadtest.run.target import Target, TargetError, find
 from loadtest.traffic import Prompt
@@ -100,6 +102,37 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     result = ask(answer(b"data: " + b"x" * (8 << 20)))
     assert outcome_of(result) == "failed"
     assert "longer than" in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    "piece", [b": ping\n\n", WORD, b'data: {"choices": []}\n\n'], ids=["keep-alives", "tokens", "empty chunks"]
+)
+def test_a_stream_that_never_ends_fails_in_time_with_a_reason_of_its_own(piece: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(WORD))
+        with suppress(ConnectionError):
+            while True:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    async def run() -> StreamResult:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, new_session(1) as session:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            patience = asyncio.timeout(3600)
+            return await stream_chat(session, url, "m", PROMPT, answer_timeout_s=0.3, patience=patience)
+
+    result = asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
+    assert (outcome_of(result), result.error, result.has_left) == ("failed", "the answer did not end within 0.3 s", False)
+    assert result.text.startswith("word"), "what came before is kept"
+    assert result.ended_at_s - result.sent_at_s >= 0.3
+
+
+def test_an_answer_may_take_as_long_as_its_tokens_do() -> None:
+    assert longest_answer_s({"max_tokens": 128}) == 436
+    assert longest_answer_s({"max_completion_tokens": 10}) == 200
+    assert longest_answer_s({"temperature": 0.0}) == 3600
 
 
 def test_a_large_chunk_is_put_together_from_its_parts() -> None:

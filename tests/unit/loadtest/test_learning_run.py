@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from run_rig import Server, largest_file, lines, serving
 
-from loadtest.bars.registry import Measured
+from loadtest.bars import learning_stream
+from loadtest.bars.registry import Bench, Measured
 from loadtest.learning.arms import RunningArm
 from loadtest.learning.benchmark import SHIPPED, Arm, Benchmark
 from loadtest.learning.command import run_and_report
 from loadtest.learning.verdicts import Results, measured
-from loadtest.records import RequestRecord
+from loadtest.records import RequestRecord, RunRecord
 from loadtest.report.analysis import analyse
 from loadtest.run.conduct import Provenance
 from loadtest.system import SystemUnderTestError
@@ -84,11 +85,16 @@ class _Kept(RunningArm):
 
 
 def run(
-    directory: Path, machine: Machine, *, arms: Sequence[str] = (), benchmark: Benchmark | None = None
+    directory: Path,
+    machine: Machine,
+    *,
+    arms: Sequence[str] = (),
+    benchmark: Benchmark | None = None,
+    provenance: Provenance = Provenance(None, {}, {}),
 ) -> tuple[Results, dict[str, str], list[str]]:
     said: list[str] = []
     one = benchmark or Benchmark.read(SMOKE, [])
-    whole = run_and_report(one, arms, directory, machine.start, (), Provenance(None, {}, {}), said.append)
+    whole = run_and_report(one, arms, directory, machine.start, (), provenance, said.append)
     return *asyncio.run(whole), said
 
 
@@ -215,6 +221,48 @@ def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
     results, failures, _ = run(tmp_path, Machine(), arms=["none"], benchmark=changed)
     assert "other work or settings" in failures["none"]
     assert not results.arms
+
+
+OLD, NEW = Provenance("c1", {"torch": "2"}, {}), Provenance("c2", {"torch": "2"}, {})
+
+
+def test_an_arm_that_another_commit_measured_counts_for_no_bar(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), provenance=OLD)
+    shutil.rmtree(tmp_path / "none")
+    machine = Machine()
+    results, failures, _ = run(tmp_path, machine, provenance=NEW)
+    assert (failures, [name for name, _ in machine.started]) == ({}, ["none"])
+    found = measured(results)["worst_minute_none"]
+    how = "measured otherwise (commit c1, now c2); to measure it afresh: rm -r {}, then this command again"
+    told = "; ".join(f"{name} was {how.format(tmp_path / name)}" for name in ("ours", "fresh"))
+    assert found == Measured(None, {"reason": told}), "the draft that ours starts from is of other code as well"
+    for name in ("fresh", "static", "ours"):
+        shutil.rmtree(tmp_path / name)
+    results, _, _ = run(tmp_path, Machine(), provenance=NEW)
+    assert measured(results)["worst_minute_none"].value is not None
+
+
+def test_an_arm_counts_for_no_bar_under_other_versions_or_where_nothing_tells_what_measured_it(tmp_path: Path) -> None:
+    run(tmp_path, Machine(), arms=["none", "fresh"], provenance=OLD)
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=replace(OLD, versions={"torch": "3"}))
+    assert "version of torch 2, now 3" in results.stale["none"]
+    (tmp_path / "none" / "run.json").unlink()
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    assert results.stale.keys() == {"none"}
+    assert "commit unknown, now c1" in results.stale["none"]
+
+
+def test_the_bars_record_in_every_arm_what_measured_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    monkeypatch.setattr(learning_stream, "BENCHMARK", "smoke")
+    monkeypatch.setattr(learning_stream, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(learning_stream, "start_with", lambda _words: machine.start)
+    found = asyncio.run(learning_stream.measured(Bench((), NEW)))
+    assert found["worst_minute_none"].value is not None
+    for name in ("none", "fresh", "static", "ours"):
+        record = msgspec.json.decode((tmp_path / name / "run.json").read_bytes(), type=RunRecord)
+        assert (record.commit, record.versions, record.model) == ("c2", {"torch": "2"}, "m")
+        assert record.machine["num_cores"] > 0
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_every_request_of_an_open_loop_is_sent_at_its_time_and_kept(tmp_path: Pa
     assert left.run.dispatch_lag_ms["p99"] is not None
 
 
+def test_an_answer_that_never_ends_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    async def endless(_body: dict[str, Any], send: Send) -> None:
+        while True:
+            await send(WORD)
+            await asyncio.sleep(0.01)
+
+    lane = {"phase": [phase({"kind": "closed", "concurrency": 2}, 0.5)], "answer_timeout_s": 0.2}
+    left = run(scenario(lane), Server(endless), tmp_path)
+    assert {(one.outcome, one.error) for one in left.requests} == {("failed", "the answer did not end within 0.2 s")}
+    assert left.run.num_requests == {"failed": len(left.requests)}
+    assert "no request was answered" in left.run.invalid_reasons
+
+
 def test_the_sender_goes_before_what_it_measures_where_it_may_and_only_while_it_runs(tmp_path: Path) -> None:
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     seen: list[int] = []

@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.bars import matching
 from loadtest.bars.registry import Bar, Bench, Measured, load
+from loadtest.run.conduct import Provenance
 from rl.controllers.measure import START, imbalance
 from rl.controllers.split import SplitLimits
 
@@ -19,7 +20,7 @@ def missed(values: dict[str, Measured]) -> set[str]:
 
 
 def test_throughput_matching_meets_its_bars() -> None:
-    values = asyncio.run(matching.simulated(Bench(())))
+    values = asyncio.run(matching.simulated(Bench((), Provenance(None, {}, {}))))
     assert missed(values) == set(), values
     for measured in values.values():
         json.dumps(measured.detail)

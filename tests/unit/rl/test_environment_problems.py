@@ -16,7 +16,7 @@ from rl.environments.answers import extract_answer
 from rl.environments.interface import Action, Chat, Environment, EnvironmentFailed, Observation, Scored, Split, Text
 from rl.environments.procedural import brevity, last_number
 from rl.environments.registry import build, read_environments
-from rl.environments.splits import HELDOUT_FRACTION, draw, pick, split_of
+from rl.environments.splits import HELDOUT_FRACTION, Divided, draw, split_of
 from wire.errors import ConfigError
 
 needs_reasoning_gym = pytest.mark.skipif(
@@ -99,8 +99,25 @@ def test_an_environment_without_problems_of_a_split_fails() -> None:
     with pytest.raises(EnvironmentFailed, match="heldout"):
         draw(0, "heldout", lambda seed: only, str)
     with pytest.raises(EnvironmentFailed, match="heldout"):
-        pick([only], 0, "heldout", str)
-    assert draw(0, "train", lambda seed: only, str) == pick([only], 7, "train", str) == only
+        Divided([only], str).pick(0, "heldout")
+    assert draw(0, "train", lambda seed: only, str) == Divided([only], str).pick(7, "train") == only
+
+
+def test_a_collection_is_asked_for_its_texts_once_and_keeps_its_order() -> None:
+    problems = [f"problem {number}" for number in range(200)]
+    read: list[str] = []
+
+    def text_of(problem: str) -> str:
+        read.append(problem)
+        return problem
+
+    collection = Divided(problems, text_of)
+    splits: tuple[Split, ...] = ("train", "heldout")
+    for split in splits:
+        part = [problem for problem in problems if split_of(problem) == split]
+        assert len(part) > 20
+        assert [collection.pick(seed, split) for seed in range(400)] == [part[seed % len(part)] for seed in range(400)]
+    assert read == problems
 
 
 @pytest.mark.parametrize(

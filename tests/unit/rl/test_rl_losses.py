@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import exp, log
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rl.algorithms import losses_reference as reference
-from rl.algorithms.config import AlgorithmSettings, CorrectionSettings
+from rl.algorithms import shares_reference
+from rl.algorithms.config import AlgorithmSettings, CorrectionSettings, Share
 from rl.algorithms.counts import TokenCounts
 from rl.algorithms.losses import PolicyTokens, policy_loss
 from rl.algorithms.losses_reference import Rollout
@@ -39,7 +41,7 @@ def make_tokens(
         current_BT=(current + garbage).requires_grad_(),
         behaviour_BT=behaviour + garbage,
         mask_BT=mask,
-        share_BT=shares(settings.recipe.share, mask, MAX_TOKENS),
+        share_BT=shares(settings.recipe.share, mask, torch.arange(5), MAX_TOKENS),
         advantage_B=torch.randn(5, generator=generator, dtype=dtype),
         proximal_BT=proximal + garbage,
         reference_BT=current.detach() + torch.randn(5, 9, generator=generator, dtype=dtype) * 0.2,
@@ -181,7 +183,7 @@ def two_tokens(
         current_BT=(proximal + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(),
         behaviour_BT=proximal - log(rho),
         mask_BT=mask,
-        share_BT=shares(settings.recipe.share, mask, 4),
+        share_BT=shares(settings.recipe.share, mask, torch.arange(2), 4),
         advantage_B=torch.tensor(advantages, dtype=torch.float64),
         proximal_BT=proximal,
     )
@@ -267,11 +269,64 @@ def test_a_token_gone_from_impossible_to_likely_does_not_overflow_the_loss() -> 
 
 def test_shares_sum_to_what_their_algorithm_says() -> None:
     mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
-    torch.testing.assert_close(shares("token", mask, 8), torch.tensor([[0.2] * 4, [0.2, 0, 0, 0]]))
-    assert shares("sequence", mask, 8).sum(-1).tolist() == pytest.approx([0.5, 0.5])
-    assert shares("constant", mask, 8).sum(-1).tolist() == pytest.approx([0.25, 0.0625])
+    each = torch.arange(2)
+    torch.testing.assert_close(shares("token", mask, each, 8), torch.tensor([[0.2] * 4, [0.2, 0, 0, 0]]))
+    assert shares("sequence", mask, each, 8).sum(-1).tolist() == pytest.approx([0.5, 0.5])
+    assert shares("constant", mask, each, 8).sum(-1).tolist() == pytest.approx([0.25, 0.0625])
     with pytest.raises(RolloutError, match="4 tokens where 3 are allowed"):
-        shares("token", mask, 3)
+        shares("token", mask, each, 3)
+    with pytest.raises(RolloutError, match="5 tokens where 4 are allowed"):
+        shares("token", mask, torch.zeros(2, dtype=torch.int64), 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_of_forked_rollouts_are_those_of_their_plain_statement(seed: int) -> None:
+    """Of nine sequences of five rollouts; some have no token, as those of other minibatches."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths_B = torch.randint(0, 6, (9,), generator=generator)
+    rollouts_B = torch.randint(0, 5, (9,), generator=generator) * 7
+    mask_BT = torch.arange(6)[None, :] < lengths_B[:, None]
+    lengths, numbers = lengths_B.tolist(), rollouts_B.tolist()
+    expected = {
+        "token": shares_reference.token_share(lengths, numbers),
+        "sequence": shares_reference.sequence_share(lengths, numbers),
+        "constant": shares_reference.constant_share(lengths, numbers, 60),
+    }
+    kinds: tuple[Share, ...] = ("token", "sequence", "constant")
+    for kind in kinds:
+        found_BT = shares(kind, mask_BT, rollouts_B, 60)
+        torch.testing.assert_close(found_BT, torch.tensor(expected[kind])[:, None] * mask_BT)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_a_forked_rollout_weighs_as_the_one_sequence_it_would_have_been(name: str) -> None:
+    """Five sequences of three rollouts: the loss is that of three, each with the tokens of all its own."""
+    settings = AlgorithmSettings(name=name, correction=UNCORRECTED)
+    tokens = make_tokens(3, settings)
+    of_rollout = [0, 1, 1, 2, 1]
+    tokens = replace(
+        tokens,
+        share_BT=shares(settings.recipe.share, tokens.mask_BT, torch.tensor(of_rollout), 40),
+        advantage_B=torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)[of_rollout],
+    )
+    parts = rollouts(tokens)
+    joined = [_joined([part for part, number in zip(parts, of_rollout, strict=True) if number == one]) for one in range(3)]
+    low, high = settings.recipe.clip_low, settings.recipe.clip_high
+    if name == "grpo":
+        expected = reference.grpo(joined, reference.plain, low, high)
+    else:
+        expected = reference.dr_grpo(joined, reference.plain, low, high, 40)
+    assert_equals_reference(tokens, settings, expected)
+
+
+def _joined(parts: list[Rollout]) -> Rollout:
+    return Rollout(
+        current=[logprob for part in parts for logprob in part.current],
+        proximal=[logprob for part in parts for logprob in part.proximal],
+        behaviour=[logprob for part in parts for logprob in part.behaviour],
+        reference=[logprob for part in parts for logprob in part.reference],
+        advantage=parts[0].advantage,
+    )
 
 
 def test_tensors_that_do_not_fit_together_are_refused() -> None:

@@ -211,12 +211,49 @@ def test_a_failed_rollout_is_counted_and_not_learned_from(model_dir):
     assert (report.num_failed, report.num_rollouts) == (1, 2)
 
 
-def test_a_forked_rollout_is_compared_with_the_others_once(model_dir):
-    trainer = make_trainer(model_dir, algorithm={"overlong_buffer_tokens": 8})
+def forked_group(trainer):
+    """Three rollouts of 3, 4 + 7 and 5 tokens; the second is forked."""
     group = draw_group(trainer, 0, [1, 2], [3, 4, 5], alternating(), torch.Generator().manual_seed(1))
     turn = draw(trainer, [3, 4, 5], 7, 1.0, torch.Generator().manual_seed(2))
     fork = replace(group.trajectories[1], sample_index=3, turns=(turn,), forked_from=1)
-    forked = Group(trajectories=(*group.trajectories, fork))
+    return Group(trajectories=(*group.trajectories, fork))
+
+
+def grpo_gradient(model, samples, tokens_of_rollout):
+    """-1/rollouts sum A grad log pi / the rollout's tokens, each token by a pass of its own over what came before it."""
+    total = torch.zeros(())
+    for sample, num_tokens in zip(samples, tokens_of_rollout, strict=True):
+        for position in sample.output_positions:
+            logits_V = model(input_ids=torch.tensor([sample.token_ids[:position]])).logits[0, -1]
+            total = total - sample.advantage * logits_V.log_softmax(-1)[sample.token_ids[position]] / num_tokens / 3
+    names = dict(model.named_parameters())
+    return dict(zip(names, torch.autograd.grad(total, list(names.values())), strict=True))
+
+
+@pytest.mark.parametrize("pack_tokens", [1, 4096])
+def test_the_trajectories_of_a_forked_rollout_weigh_together_as_one(model_dir, pack_tokens):
+    trainer = make_trainer(model_dir, algorithm={"name": "grpo"}, pack_tokens=pack_tokens)
+    forked = forked_group(trainer)
+    batch = make_batch([forked], trainer.algorithm, max_output_tokens=16)
+    assert [sample.trajectory.sample_index for sample in batch.samples] == [0, 1, 3, 2]
+    assert batch.rollouts == [[0], [1, 2], [3]]
+    wanted = grpo_gradient(trainer.policy.model, batch.samples, [3, 11, 11, 5])
+    trainer.step([forked])
+    found = gradients_of(trainer)
+    assert max(float(gradient.abs().max()) for gradient in wanted.values()) > 1e-3
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_forked_rollout_is_learned_from_in_one_minibatch(model_dir):
+    trainer = make_trainer(model_dir, num_minibatches=4)
+    report = trainer.step([forked_group(trainer)])
+    assert sorted(update.num_tokens for update in report.updates) == [3, 5, 11]
+
+
+def test_a_forked_rollout_is_compared_with_the_others_once(model_dir):
+    trainer = make_trainer(model_dir, algorithm={"overlong_buffer_tokens": 8})
+    forked = forked_group(trainer)
     # Rewards 0, 1 and 0, the second less 3/8 for its 4 + 7 tokens.
     samples = make_batch([forked], trainer.algorithm, max_output_tokens=16).samples
     worth = {sample.trajectory.sample_index: sample.advantage for sample in samples}

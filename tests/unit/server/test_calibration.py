@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from gateway_rig import ACCEPTED, GatewayRig, publish, run, running
+from gateway_rig import ACCEPTED, GatewayRig, publish, publish_target, run, running
 
 from server.calibration import calibrate
 from server.tally import Tally
+from wire.artifact import DraftManifest, read_manifest, write_manifest
 from wire.control import AdminStatus, CalibrationView
+from wire.store import DraftStore
 
 SIMULATED = {1: 1.5, 2: 1.7, 3: 1.9}
 SERVED_AL = {1: 1.4, 2: 1.55, 3: 1.85}
@@ -95,5 +98,32 @@ def test_a_restarted_gateway_knows_it_again_from_manifests_and_engines(tmp_path:
             await _serve_all(rig)
             view = msgspec.convert((await rig.status())["calibration"], CalibrationView)
             assert [(pair.version, pair.simulated_al) for pair in view.pairs] == list(SIMULATED.items())
+
+    run(scenario())
+
+
+def test_after_a_change_of_the_target_only_drafts_made_for_it_are_pairs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            for al in SIMULATED.values():
+                publish(tmp_path, gate=msgspec.structs.replace(ACCEPTED, candidate_al=al))
+            for version in SIMULATED:
+                await rig.activate(version, version - 1)
+            await _serve_all(rig)
+            assert await rig.metric("paceline_calibration_pairs") == 3.0
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).status == 200
+            assert await rig.metric("paceline_calibration_pairs") == 0.0
+            assert (await rig.activate(2, 3, force=True)).status == 200
+            assert await rig.metric("paceline_calibration_pairs") == 0.0, "it was judged on the target before"
+            version = publish(tmp_path, gate=msgspec.structs.replace(ACCEPTED, candidate_al=1.6))
+            directory = DraftStore(tmp_path).directory(version)
+            made = msgspec.structs.replace(read_manifest(directory, DraftManifest), created_at_s=time.time())
+            write_manifest(directory, made)
+            assert (await rig.activate(version, 2)).status == 200
+            tally = _tally(1.5)
+            await rig.count(rig.engine, version, tally.num_verify_steps, tally.accepted)
+            view = msgspec.convert((await rig.status())["calibration"], CalibrationView)
+            assert [(pair.version, pair.simulated_al) for pair in view.pairs] == [(version, 1.6)]
 
     run(scenario())

@@ -394,6 +394,24 @@ def test_no_canary_and_no_floor_watch_blames_a_draft_for_another_target(tmp_path
     run(scenario())
 
 
+def test_depth_knows_of_no_acceptance_under_another_target(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            await rig.count(rig.engine, 0, 100, (80, 60, 40))
+            await rig.count(rig.engine, 0, 5000, (4000, 3000, 2000))
+            controller = rig.gateway.depth.controllers()["engine-0"]
+            assert controller.shares[0].mean == pytest.approx(0.8, abs=0.02)
+            known = controller.shares[0].deviation
+            publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).status == 200
+            assert rig.gateway.depth.controllers()["engine-0"] is controller
+            assert controller.shares[0].deviation > 3 * known
+            await rig.count(rig.engine, 0, 9000, (4400, 3000, 2000))
+            assert controller.shares[0].mean == pytest.approx(0.1, abs=0.02)
+
+    run(scenario())
+
+
 def test_a_core_that_is_silent_while_it_loads_a_target_is_not_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = {"core_interval_s": 0.01, "core_timeout_s": 0.02}

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from simulated_engine import COLD, FAIR, GOOD, MAX_DEPTH, Draft, Simulation, best_depth, step_s, tokens
 
-from server.depth.controller import MIN_GAIN
+from server.depth.controller import MIN_GAIN, DepthController
 from server.depth.readings import Reading, Steps
 from server.depth.trial import FIRST_CREDIT_S, SHARE
 from server.tally import Tally
@@ -61,6 +61,29 @@ def test_a_draft_that_a_swap_made_good_is_found(num_requests: int, seed: int) ->
     ).run(300)
     assert simulation.depths([num_requests]) == [0]
     simulation.run_until(lambda: speed_share(simulation, GOOD, num_requests) > 0.95, at_most=90)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("num_requests", [1, 4, 8])
+def test_a_draft_that_another_target_made_good_is_found(num_requests: int, seed: int) -> None:
+    """The same draft: nothing but the call tells of the change."""
+    simulation = Simulation(
+        batch=lambda _: num_requests, draft=lambda second: (0, COLD if second < 300 else GOOD), seed=seed
+    ).run(300)
+    assert simulation.depths([num_requests]) == [0]
+    controller = simulation.controller
+    costs = {limit: bucket.costs for limit, bucket in controller.buckets.items()}
+    assert _hope(controller) < 0.3
+    controller.forget_acceptance()
+    assert _hope(controller) > 0.4
+    assert all(bucket.costs is costs[limit] for limit, bucket in controller.buckets.items()), "a step costs what it did"
+    simulation.run_until(lambda: speed_share(simulation, GOOD, num_requests) > 0.95, at_most=90)
+
+
+def _hope(controller: DepthController) -> float:
+    """For the first position."""
+    share = controller.shares[0]
+    return share.mean + 2 * share.deviation
 
 
 @pytest.mark.parametrize("seed", SEEDS)

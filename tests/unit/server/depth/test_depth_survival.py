@@ -61,6 +61,16 @@ def test_a_new_draft_may_be_anything_until_it_is_seen() -> None:
     assert survival.shares(2.0)[0].mean > 0.75
 
 
+def test_a_draft_may_be_anything_under_another_target_and_is_seen_again() -> None:
+    survival = Survival(2)
+    survival.observe(1, verified(2000, 0.0, 0.0), 0.0)
+    survival.forget()
+    share = survival.shares(1.0)[0]
+    assert share.mean + 2 * share.deviation > 0.4
+    survival.observe(1, verified(200, 0.8, 0.6), 2.0)
+    assert survival.shares(2.0)[0].mean > 0.75
+
+
 def test_what_was_not_verified_for_long_grows_uncertain() -> None:
     survival = Survival(1)
     survival.observe(1, verified(2000, 0.0), 0.0)
