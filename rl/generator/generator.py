@@ -98,6 +98,11 @@ class Generator:
         return self._seats.observe(reading)
 
     @property
+    def num_seats(self) -> int:
+        """Rollouts that may be in the engines at a time."""
+        return self._seats.cap
+
+    @property
     def num_preempted(self) -> int:
         return self._seats.num_preempted
 

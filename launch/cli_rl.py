@@ -1,0 +1,46 @@
+"""`paceline rl`: parses and dispatches its commands; what they need is imported by the one that needs it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from launch.arguments import Command, bare, forwarded, read_config, say
+
+
+def add_rl(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rl = commands.add_parser("rl", help="train the target on environments: run, why")
+    verbs = rl.add_subparsers(metavar="COMMAND", required=True)
+    help_text = "train the target: start the system or join the one that runs, begin the run or go on with it"
+    _configured(verbs, "run", _run, help_text, files="+")
+    help_text = "say what limits a run and what is wrong with it; with --group why one was used, dropped or waits"
+    why = _configured(verbs, "why", _why, help_text, files="*")
+    why.add_argument(
+        "--group", metavar="GROUP[.SAMPLE]", help="a group by its id, or one of its rollouts and who made its tokens"
+    )
+
+
+def _configured(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, function: Command, help_text: str, *, files: str
+) -> argparse.ArgumentParser:
+    parser = bare(verbs, name, function, help_text)
+    parser.add_argument("config", nargs=files, type=Path, metavar="CONFIG", help="TOML files, later ones win")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="A.B=VALUE", dest="overrides", help="override one setting"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from launch.rl import train
+
+    return train(read_config(options), forwarded(options), say)
+
+
+def _why(options: argparse.Namespace) -> int:
+    from rl.run.why import why
+
+    config = read_config(options)
+    for line in why(config.state.directory, config.rl.name, options.group):
+        say(line)
+    return 0
