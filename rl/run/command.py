@@ -55,20 +55,21 @@ def run(settings: RunSettings, environments: Sequence[EnvironmentConfig], system
     handle = directory.lock()
     try:
         directory.settings.write_text(settings.model_dump_json(indent=2) + "\n")
-        asyncio.run(_run(directory, settings, environments, system, say))
+        asyncio.run(conduct(directory, settings, environments, system, say))
     except ExceptionGroup as group:
         raise _first(group) from group
     finally:
         os.close(handle)
 
 
-async def _run(
+async def conduct(
     directory: RunDirectory,
     settings: RunSettings,
     environments: Sequence[EnvironmentConfig],
     system: System,
     say: Callable[[str], None],
 ) -> None:
+    """A run from its settings to its last step, in this event loop. Raises what fails, in ExceptionGroups too."""
     async with AsyncExitStack() as stack:
         admin = Admin(system.admin_url, system.operator_token)
         stack.push_async_callback(admin.close)

@@ -35,11 +35,11 @@ CANARY_IDS = (1, 5, 9, 9)
 Reward = Callable[[Sequence[int]], float]
 
 
-def write_policy(directory: Path, *, tied: bool = False) -> Path:
+def write_policy(directory: Path, *, tied: bool = False, vocab_size: int = VOCAB) -> Path:
     """A Llama with random weights, always the same ones."""
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
