@@ -14,6 +14,15 @@ from rl.trainer.config import TrainerSettings
 from wire.config import Config
 
 
+class HeldoutSettings(Config):
+    """`[rl.heldout]`: how well the policy does on problems it is never trained on."""
+
+    every_steps: int = Field(20, ge=1)
+    """Besides before the first step and after the last."""
+    num_problems: int = Field(64, ge=1)
+    """Of each environment; always the same ones, one greedy answer each."""
+
+
 class RunSettings(Config):
     """`[rl]`: one run, from its first rollout to its last version of the target."""
 
@@ -37,6 +46,8 @@ class RunSettings(Config):
     trainer: TrainerSettings = TrainerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     reward: RewardSettings = RewardSettings()
+    heldout: HeldoutSettings | None = None
+    """None: nothing is measured but what is trained on."""
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl.run.finished import FinishedGroups
-from rl.run.history import History
-from rl.run.metrics import MetricsFile
+from rl.run.heldout import HeldoutResult
+from rl.run.history import GroupEvent
+from rl.run.lines import Lines
+from rl.run.metrics import StepMetrics
 from wire.errors import ConfigError
 
 
@@ -50,12 +52,16 @@ class RunDirectory:
         return FinishedGroups(self.root / "groups")
 
     @property
-    def history(self) -> History:
-        return History(self.root / "history.jsonl")
+    def history(self) -> Lines[GroupEvent]:
+        return Lines(self.root / "history.jsonl", GroupEvent)
 
     @property
-    def metrics(self) -> MetricsFile:
-        return MetricsFile(self.root / "metrics.jsonl")
+    def metrics(self) -> Lines[StepMetrics]:
+        return Lines(self.root / "metrics.jsonl", StepMetrics)
+
+    @property
+    def heldout(self) -> Lines[HeldoutResult]:
+        return Lines(self.root / "heldout.jsonl", HeldoutResult)
 
     def lock(self) -> int:
         """Make it this process's; closed with the descriptor or the process. Raises ConfigError where another one has it."""

@@ -26,7 +26,7 @@ EVICTED = {
 
 def explain(directory: RunDirectory, settings: RunSettings, group_id: int, sample_index: int | None) -> Iterator[str]:
     """Lines for a person. Raises ConfigError for a group or sample there is not."""
-    events = list(directory.history.events())
+    events = directory.history.read()
     own = [event for event in events if event.group_id == group_id]
     if not own:
         raise ConfigError(f"the run {directory.root.name} has no group {group_id}; its history ends with group {_last(events)}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 from msgspec import Struct
 
 from rl.trainer.metrics import StepReport
@@ -51,38 +48,6 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
     @property
     def duration_s(self) -> float:
         return self.wait_s + self.train_s + self.write_s + self.activate_s + self.keep_s
-
-
-class MetricsFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def append(self, metrics: StepMetrics) -> None:
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(metrics) + b"\n")
-
-    def read(self) -> list[StepMetrics]:
-        """Whole lines of this release, oldest first."""
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except OSError:
-            return []
-        found = []
-        for line in lines:
-            try:
-                found.append(msgspec.json.decode(line, type=StepMetrics))
-            except msgspec.DecodeError:
-                continue
-        return [metrics for metrics in found if metrics.schema_version == SCHEMA_VERSION]
-
-    def forget_from(self, step: int) -> None:
-        """Lines of this step and later ones are of a course that the run went back on."""
-        metrics = self.read()
-        kept = [each for each in metrics if each.report.step < step]
-        if len(kept) < len(metrics):
-            temporary = self._path.with_name(f".{self._path.name}.tmp")
-            temporary.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
-            temporary.rename(self._path)
 
 
 def progress(metrics: StepMetrics, num_steps: int) -> str:

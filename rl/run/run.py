@@ -27,6 +27,7 @@ from rl.generator.rendering import TargetText
 from rl.rewards.combination import combine
 from rl.run.batches import Batches
 from rl.run.directory import RunDirectory
+from rl.run.heldout import Heldout, told
 from rl.run.metrics import StepMetrics, progress
 from rl.run.record import RunRecord, write_record
 from rl.run.resume import Resumed
@@ -94,12 +95,23 @@ class Run:
             waiting=waiting,
             on_evict=self.generator.wake,
         )
+        self._heldout: Heldout | None = None
+        if settings.heldout is not None:
+            self._heldout = Heldout(
+                settings,
+                settings.heldout,
+                environments=parts.environments,
+                pool=parts.pool,
+                gateway=parts.gateway,
+                target=parts.target,
+            )
         self._record()
 
     async def go(self) -> None:
         """Until all steps are made. What fails is raised in an ExceptionGroup: PacelineErrors say what to do."""
         async with asyncio.TaskGroup() as tasks:
             generating = tasks.create_task(self.generator.run())
+            await self._examine()
             while self._num_steps < self._settings.num_steps:
                 await self._step()
             generating.cancel()
@@ -119,15 +131,27 @@ class Run:
         else:
             self._give_back(report)
         self._num_steps += 1
+        self._tell(report, num_with_signal, batch, stations, swap)
         self._record()  # with nothing awaited since the ledger has moved on: a group must not be gone and its step not made
         self.generator.wake()
-        self._tell(report, num_with_signal, batch, stations, swap)
         if swap is not None:
             await asyncio.to_thread(self._prune)
         if self._num_steps % self._settings.checkpoint_every_steps == 0:
             await self._save()
         stations.end("keep")
         self._keep_s = stations.seconds("keep")
+        await self._examine()
+
+    async def _examine(self) -> None:
+        """What the policy earns on held-out problems, where that is due and was not measured before a kill."""
+        heldout, num_steps = self._settings.heldout, self._num_steps
+        is_due = heldout is not None and (num_steps % heldout.every_steps == 0 or num_steps == self._settings.num_steps)
+        is_known = any(result.num_steps == num_steps for result in self._directory.heldout.read())
+        if self._heldout is None or not is_due or is_known:
+            return
+        results = await self._heldout.measure(num_steps=num_steps, version=self.ledger.state.version)
+        self._directory.heldout.append(*results)
+        self._say(told(results))
 
     def _learn(self, batch: Sequence[Group]) -> StepReport:
         self._dumps.write(self._parts.trainer, batch)
@@ -241,7 +265,10 @@ def _take_up(directory: RunDirectory, settings: RunSettings, version: int, resum
     history = directory.history
     if resumed.history_bytes is not None:
         history.cut(resumed.history_bytes)
-    directory.metrics.forget_from(resumed.num_steps)
+    else:
+        history.keep(lambda _event: True)  # but for a line that was cut off
+    directory.metrics.keep(lambda metrics: metrics.report.step < resumed.num_steps)
+    directory.heldout.keep(lambda result: result.num_steps <= resumed.num_steps)
     directory.finished.forget_from(resumed.ledger.next_group_id)
     ledger, evictions = ToldLedger.resume(
         resumed.ledger, version, eta=settings.eta, groups_per_version=settings.groups_per_step

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rl.run.history import GroupEvent, History, Station
+from rl.run.history import GroupEvent, Station
+from rl.run.lines import Lines
 from rl.staleness.ledger import Entry, Eviction, Ledger, LedgerState, Reason
 from rl.trajectory import Group
 
@@ -16,11 +17,11 @@ class ToldLedger(Ledger):
 
     def __init__(self, state: LedgerState, *, eta: int, groups_per_version: int) -> None:
         super().__init__(state, eta=eta, groups_per_version=groups_per_version)
-        self._history: History | None = None
+        self._history: Lines[GroupEvent] | None = None
         self._clock: Callable[[], float] = time.time
         self._num_evicted: Counter[str] = Counter()
 
-    def tell_to(self, history: History, clock: Callable[[], float] = time.time) -> None:
+    def tell_to(self, history: Lines[GroupEvent], clock: Callable[[], float] = time.time) -> None:
         """clock: Unix time."""
         self._history, self._clock = history, clock
 

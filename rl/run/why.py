@@ -11,6 +11,7 @@ from rl.config import RunSettings
 from rl.run.diagnosis import NUM_STEPS, shares, what_is_wrong, what_limits
 from rl.run.directory import RunDirectory
 from rl.run.explain import explain
+from rl.run.heldout import gains
 from rl.run.metrics import progress
 from rl.run.record import read_record
 from wire.errors import ConfigError
@@ -49,6 +50,7 @@ def _page(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:
         oldest = min((entry.group_id for entry in ledger.open), default=None)
         if oldest is not None:
             yield f"the oldest one that is not trained on is group {oldest}"
+    yield from gains(directory.heldout.read())
     if not metrics:
         yield "no step is made yet"
         return

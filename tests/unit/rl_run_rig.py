@@ -69,10 +69,10 @@ class RunRig:
         await command.conduct(self.directory, settings, environments, self.system, self.said.append)
 
     def groups_at(self, station: Station) -> list[int]:
-        return [event.group_id for event in self.directory.history.events() if event.station == station]
+        return [event.group_id for event in self.directory.history.read() if event.station == station]
 
     def events(self) -> list[GroupEvent]:
-        return list(self.directory.history.events())
+        return self.directory.history.read()
 
     def retrained(self, settings: RunSettings) -> Trainer:
         """A trainer that has made the steps on disk from the beginning, one after the other."""

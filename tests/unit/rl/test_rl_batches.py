@@ -11,7 +11,8 @@ from generator_rig import run
 from rl_samples import make_group
 
 from rl.run.batches import MAX_SILENT, Batches
-from rl.run.history import History
+from rl.run.history import GroupEvent
+from rl.run.lines import Lines
 from rl.run.told_ledger import ToldLedger
 from rl.staleness.ledger import LedgerState
 from rl.trajectory import Group
@@ -19,7 +20,7 @@ from rl.trajectory import Group
 SIGNAL, EQUAL = (0.0, 1.0), (1.0, 1.0)
 
 
-def make_ledger(history: History | None = None, *, eta: int = 1) -> ToldLedger:
+def make_ledger(history: Lines[GroupEvent] | None = None, *, eta: int = 1) -> ToldLedger:
     ledger = ToldLedger(LedgerState(version=3), eta=eta, groups_per_version=2)
     if history is not None:
         ledger.tell_to(history, lambda: 5.0)
@@ -124,7 +125,7 @@ def test_groups_that_become_too_old_while_they_wait_are_forgotten() -> None:
 
 def test_the_history_tells_every_station_and_survives_a_torn_line(tmp_path: Path) -> None:
     async def scenario() -> None:
-        history = History(tmp_path / "history.jsonl")
+        history = Lines(tmp_path / "history.jsonl", GroupEvent)
         ledger = make_ledger(history)
         batches = make_batches(ledger)
         finish(ledger, batches, EQUAL)
@@ -136,7 +137,7 @@ def test_the_history_tells_every_station_and_survives_a_torn_line(tmp_path: Path
         finish(ledger, batches, SIGNAL, refill_of=0)
         await wanted
         ledger.advance(4)
-        told = [(event.group_id, event.station) for event in history.events()]
+        told = [(event.group_id, event.station) for event in history.read()]
         assert told == [
             (0, "submitted"),
             (0, "finished"),
@@ -151,7 +152,7 @@ def test_the_history_tells_every_station_and_survives_a_torn_line(tmp_path: Path
             (1, "trained"),
             (2, "trained"),
         ]
-        by_place = {(event.group_id, event.station): event for event in history.events()}
+        by_place = {(event.group_id, event.station): event for event in history.read()}
         assert by_place[0, "evicted"].reason == "no signal"
         assert by_place[2, "submitted"].refill_of == 0
         assert by_place[2, "submitted"].attempt == 1
@@ -160,9 +161,9 @@ def test_the_history_tells_every_station_and_survives_a_torn_line(tmp_path: Path
         assert ledger.take_evicted() == {}
         with (tmp_path / "history.jsonl").open("ab") as file:
             file.write(b'{"at_s": 1.0, "grou')
-        assert len(list(history.events())) == len(told)
+        assert len(history.read()) == len(told)
         history.cut(kept_bytes)
-        assert [(event.group_id, event.station) for event in history.events()] == told[:7]
+        assert [(event.group_id, event.station) for event in history.read()] == told[:7]
 
     run(scenario())
 
@@ -173,7 +174,7 @@ def test_a_resumed_ledger_tells_nothing_until_it_is_asked_to(tmp_path: Path, eta
     ledger.submit("sums", 7)
     resumed, evictions = ToldLedger.resume(ledger.state, 5, eta=eta, groups_per_version=2)
     assert isinstance(resumed, ToldLedger)
-    history = History(tmp_path / "history.jsonl")
+    history = Lines(tmp_path / "history.jsonl", GroupEvent)
     resumed.tell_to(history)
     resumed.tell_evicted(evictions)
-    assert [event.station for event in history.events()] == (["evicted"] if eta == 0 else [])
+    assert [event.station for event in history.read()] == (["evicted"] if eta == 0 else [])

@@ -102,6 +102,26 @@ def test_a_finished_run_goes_on_where_more_steps_are_wanted(tmp_path: Path) -> N
     run(scenario())
 
 
+def test_held_out_problems_are_measured_before_now_and_then_and_after(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with run_rig(tmp_path) as rig:
+            await rig.conduct(make_settings(num_steps=3, heldout={"every_steps": 2, "num_problems": 5}))
+            results = rig.directory.heldout.read()
+            assert [(result.num_steps, result.version) for result in results] == [(0, 0), (2, 2), (3, 3)]
+            assert {len(result.rewards) for result in results} == {5}
+            assert {reward for result in results for reward in result.rewards} <= {0.0, 1.0}
+            greedy = [body for body in rig.engines.bodies if body["sampling_params"]["temperature"] == 0.0]
+            assert len(greedy) == 15
+            assert len({tuple(body["token_ids"]) for body in greedy}) == 5
+            trained = {tuple(body["token_ids"]) for body in rig.engines.bodies if body not in greedy}
+            assert not trained & {tuple(body["token_ids"]) for body in greedy}
+            await rig.conduct(make_settings(num_steps=3, heldout={"every_steps": 2, "num_problems": 5}))
+            assert rig.directory.heldout.read() == results
+            assert "held out, even: " in "\n".join(why(tmp_path, "run", None))
+
+    run(scenario())
+
+
 def test_a_killed_run_goes_on_with_every_finished_group_and_none_twice(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with run_rig(tmp_path, pause_s=0.01) as rig:

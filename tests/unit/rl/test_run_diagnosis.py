@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from msgspec.structs import replace
 
 from rl.config import RunSettings
 from rl.run.diagnosis import shares, what_is_wrong, what_limits
-from rl.run.metrics import MetricsFile, StepMetrics, progress
+from rl.run.lines import Lines
+from rl.run.metrics import StepMetrics, progress
 from rl.trainer.metrics import Spread, StepReport, UpdateMetrics
 
 UPDATE = UpdateMetrics(
@@ -107,15 +109,15 @@ def test_a_line_tells_a_step_and_ends_with_what_is_wrong() -> None:
     assert "no update" in progress(changed({"updates": (), "entropy": None}), 9)
 
 
-def test_the_metrics_file_forgets_steps_that_were_gone_back_on(tmp_path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
+def test_a_file_of_lines_forgets_steps_that_were_gone_back_on(tmp_path: Path) -> None:
+    file = Lines(tmp_path / "metrics.jsonl", StepMetrics)
     assert file.read() == []
     for step in range(4):
         file.append(changed({"step": step}))
     with (tmp_path / "metrics.jsonl").open("ab") as torn:
         torn.write(b'{"type": "rl_st')
     assert [each.report.step for each in file.read()] == [0, 1, 2, 3]
-    file.forget_from(2)
+    file.keep(lambda metrics: metrics.report.step < 2)
     assert [each.report.step for each in file.read()] == [0, 1]
     file.append(changed({"step": 2}))
     assert [each.report.step for each in file.read()] == [0, 1, 2]
