@@ -7,6 +7,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rl.algorithms.config import AlgorithmSettings
+from rl.controllers.curriculum import CurriculumSettings
+from rl.controllers.temperature import TemperatureSettings
 from rl.environments.registry import read_environments as read_environments
 from rl.generator.config import GeneratorSettings
 from rl.rewards.config import RewardSettings
@@ -46,6 +48,10 @@ class RunSettings(Config):
     trainer: TrainerSettings = TrainerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     reward: RewardSettings = RewardSettings()
+    temperature: TemperatureSettings | None = None
+    """None: `generator.temperature` stays; else that of rollouts that begin goes by the controller."""
+    curriculum: CurriculumSettings | None = None
+    """None: each environment's problems in their order."""
     heldout: HeldoutSettings | None = None
     """None: nothing is measured but what is trained on."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from rl.trainer.metrics import StepReport
+from rl.trajectory import Group
 from wire.spec import SCHEMA_VERSION
+from wire.target_control import TargetSwapReport
 
 
 class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
@@ -17,6 +21,8 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
     version: int
     """Of the target that serves after it."""
     report: StepReport
+    temperature: float
+    """Of rollouts that begin after it."""
     num_with_signal: int
     """Groups whose rewards differed."""
     wait_s: float
@@ -48,6 +54,19 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
     @property
     def duration_s(self) -> float:
         return self.wait_s + self.train_s + self.write_s + self.activate_s + self.keep_s
+
+
+def longest_pause_s(swap: TargetSwapReport | None) -> float:
+    """Of the engines; 0 where nothing was committed."""
+    commits = swap.commits.values() if swap is not None else ()
+    return max((commit.total_ms for commit in commits), default=0.0) / 1000.0
+
+
+def environment_share(batch: Sequence[Group]) -> float:
+    """0 where there are no rollouts."""
+    timings = [rollout[0].timings for group in batch for rollout in group.rollouts]
+    whole_s = sum(timing.scored_s - timing.submitted_s for timing in timings)
+    return sum(timing.scored_s - timing.generated_s for timing in timings) / whole_s if whole_s > 0.0 else 0.0
 
 
 def progress(metrics: StepMetrics, num_steps: int) -> str:

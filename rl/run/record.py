@@ -13,11 +13,22 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from rl.controllers.curriculum import Curriculum
+from rl.controllers.temperature import Temperature
 from rl.generator.state import GeneratorState
 from rl.staleness.ledger import LedgerState
 from wire.spec import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
+
+
+class Steering(Struct, frozen=True, kw_only=True):
+    """What the controllers know."""
+
+    temperature: Temperature | None = None
+    """None: it is not controlled."""
+    curricula: dict[str, Curriculum] = {}
+    """By environment; empty without a curriculum."""
 
 
 class RunRecord(Struct, frozen=True, kw_only=True, tag="rl_run_record"):
@@ -30,6 +41,7 @@ class RunRecord(Struct, frozen=True, kw_only=True, tag="rl_run_record"):
     """What the ledger's running groups have."""
     history_bytes: int
     """How much of the history is of before."""
+    steering: Steering = Steering()
 
 
 def write_record(path: Path, record: RunRecord) -> None:

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from msgspec.structs import replace
 
 from rl.config import RunSettings
-from rl.environments.interface import Problem
+from rl.controllers import temperature
+from rl.controllers.temperature import Temperature, TemperatureReading
 from rl.environments.pool import EnvironmentPool
 from rl.environments.settings import EnvironmentConfig
 from rl.generator.gateway import Gateway
@@ -28,11 +29,11 @@ from rl.rewards.combination import combine
 from rl.run.batches import Batches
 from rl.run.directory import RunDirectory
 from rl.run.heldout import Heldout, told
-from rl.run.metrics import StepMetrics, progress
-from rl.run.record import RunRecord, write_record
-from rl.run.resume import Resumed
+from rl.run.metrics import StepMetrics, environment_share, longest_pause_s, progress
+from rl.run.problems import Problems
+from rl.run.record import RunRecord, Steering, write_record
+from rl.run.resume import Resumed, take_up
 from rl.run.stations import Stations
-from rl.run.told_ledger import ToldLedger
 from rl.run.updates import Updates
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps
@@ -77,17 +78,28 @@ class Run:
         self._num_skipped = 0
         self._num_tokens_before = 0
         self._keep_s = 0.0
-        self.ledger, waiting = _take_up(directory, settings, parts.trainer.version, resumed)
+        self.ledger, waiting = take_up(directory, settings, parts.trainer.version, resumed)
+        names = [environment.name for environment in parts.environments]
+        self._problems = Problems(
+            names,
+            settings.curriculum,
+            resumed.steering.curricula,
+            groups_per_round=max(1, settings.groups_per_step // len(names)),
+        )
         self.generator = Generator(
             settings.generator,
             ledger=self.ledger,
             pool=parts.pool,
             gateway=parts.gateway,
             target=parts.target,
-            problem_of=self._problem_of,
+            problem_of=self._problems.of,
             hand_over=self._receive,
             resumed=resumed.generator,
         )
+        self._temperature: Temperature | None = None
+        if settings.temperature is not None:
+            self._temperature = resumed.steering.temperature or temperature.initial(settings.temperature)
+            self.generator.temperature = self._temperature.temperature
         self._batches = Batches(
             self.ledger,
             groups_per_step=settings.groups_per_step,
@@ -131,6 +143,7 @@ class Run:
         else:
             self._give_back(report)
         self._num_steps += 1
+        self._steer(report, num_with_signal)
         self._tell(report, num_with_signal, batch, stations, swap)
         self._record()  # with nothing awaited since the ledger has moved on: a group must not be gone and its step not made
         self.generator.wake()
@@ -196,14 +209,22 @@ class Run:
             for trajectory in group.trajectories
         ]
         group = Group(trajectories=tuple(trajectories))
+        self._problems.note(group)
         self._finished.write(group)
         self._batches.add(group)
         self._record()
 
-    def _problem_of(self, group_id: int) -> Problem:
-        """Environments take turns, each with its problems one after the other."""
-        round_number, turn = divmod(group_id, len(self._parts.environments))
-        return Problem(self._parts.environments[turn].name, round_number)
+    def _steer(self, report: StepReport, num_with_signal: int) -> None:
+        """The temperature of rollouts that begin from now on."""
+        if self._temperature is None or self._settings.temperature is None:
+            return
+        reading = TemperatureReading(
+            entropy=report.entropy,
+            zero_variance_rate=1.0 - num_with_signal / report.num_groups,
+            pass_rate=report.rewards.mean if report.rewards is not None else None,
+        )
+        self._temperature, decision = temperature.decide(self._settings.temperature, self._temperature, reading)
+        self.generator.temperature = decision.temperature
 
     def _record(self) -> None:
         record = RunRecord(
@@ -211,6 +232,7 @@ class Run:
             ledger=self.ledger.state,
             generator=self.generator.state(),
             history_bytes=self._history.num_bytes,
+            steering=Steering(temperature=self._temperature, curricula=self._problems.states),
         )
         write_record(self._directory.record, record)
 
@@ -240,16 +262,17 @@ class Run:
             at_s=time.time(),
             version=self.ledger.state.version,
             report=report,
+            temperature=self.generator.temperature,
             num_with_signal=num_with_signal,
             wait_s=stations.seconds("wait"),
             train_s=stations.seconds("train"),
             write_s=stations.seconds("write"),
             activate_s=stations.seconds("activate"),
-            pause_s=_pause_s(swap),
+            pause_s=longest_pause_s(swap),
             keep_s=self._keep_s,
             acceptance_length=swap.acceptance_length if swap is not None else None,
             num_tokens=counts.num_tokens - self._num_tokens_before,
-            environment_share=_environment_share(batch),
+            environment_share=environment_share(batch),
             counts=asdict(counts),
             num_evicted=self.ledger.take_evicted(),
             num_running=sum(entry.finished_rank is None for entry in open_groups),
@@ -258,38 +281,3 @@ class Run:
         self._num_tokens_before = counts.num_tokens
         self._metrics.append(metrics)
         self._say(progress(metrics, self._settings.num_steps))
-
-
-def _take_up(directory: RunDirectory, settings: RunSettings, version: int, resumed: Resumed) -> tuple[ToldLedger, list[Group]]:
-    """The ledger as it stands where `version` is served, and the groups that wait; files of a course that was gone back on go."""
-    history = directory.history
-    if resumed.history_bytes is not None:
-        history.cut(resumed.history_bytes)
-    else:
-        history.keep(lambda _event: True)  # but for a line that was cut off
-    directory.metrics.keep(lambda metrics: metrics.report.step < resumed.num_steps)
-    directory.heldout.keep(lambda result: result.num_steps <= resumed.num_steps)
-    directory.finished.forget_from(resumed.ledger.next_group_id)
-    ledger, evictions = ToldLedger.resume(
-        resumed.ledger, version, eta=settings.eta, groups_per_version=settings.groups_per_step
-    )
-    assert isinstance(ledger, ToldLedger)
-    ledger.tell_to(history)
-    ledger.tell_evicted(evictions)
-    there = {group.group_id: group for group in resumed.waiting}
-    finished = [entry.group_id for entry in ledger.state.open if entry.finished_rank is not None]
-    lost = [group_id for group_id in finished if group_id not in there or there[group_id].oldest_version > version]
-    ledger.evict(lost, "failed")
-    return ledger, [there[group_id] for group_id in finished if group_id not in lost]
-
-
-def _pause_s(swap: TargetSwapReport | None) -> float:
-    commits = swap.commits.values() if swap is not None else ()
-    return max((commit.total_ms for commit in commits), default=0.0) / 1000.0
-
-
-def _environment_share(batch: Sequence[Group]) -> float:
-    """0 where there are no rollouts."""
-    timings = [rollout[0].timings for group in batch for rollout in group.rollouts]
-    whole_s = sum(timing.scored_s - timing.submitted_s for timing in timings)
-    return sum(timing.scored_s - timing.generated_s for timing in timings) / whole_s if whole_s > 0.0 else 0.0

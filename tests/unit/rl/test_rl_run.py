@@ -122,6 +122,30 @@ def test_held_out_problems_are_measured_before_now_and_then_and_after(tmp_path: 
     run(scenario())
 
 
+def test_temperature_and_problems_go_by_their_controllers_over_a_restart(tmp_path: Path) -> None:
+    steering = {"temperature": {"start": 0.8, "target_entropy": 1.0}, "curriculum": {"num_problems": 3}}
+
+    async def scenario() -> None:
+        async with run_rig(tmp_path) as rig:
+            await rig.conduct(make_settings(num_steps=2, **steering))
+            first = read_record(rig.directory.record)
+            assert first is not None
+            assert first.steering.temperature is not None
+            assert first.steering.curricula["even"].num_rounds > 0
+            await rig.conduct(make_settings(num_steps=4, **steering))
+            # The entropy of random weights over 259 tokens is far above 1 nat: the temperature falls, step by step.
+            temperatures = [each.temperature for each in rig.directory.metrics.read()]
+            assert temperatures == sorted(temperatures, reverse=True)
+            assert len(set(temperatures)) == 4
+            assert temperatures[0] < 0.8
+            seeds = {event.environment_seed for event in rig.events()}
+            assert seeds <= {0, 1, 2}
+            asked = {body["sampling_params"]["temperature"] for body in rig.engines.bodies}
+            assert asked & set(temperatures)
+
+    run(scenario())
+
+
 def test_a_killed_run_goes_on_with_every_finished_group_and_none_twice(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with run_rig(tmp_path, pause_s=0.01) as rig:
