@@ -31,7 +31,8 @@ def train(config: SystemConfig, arguments: list[str], say: Say) -> int:
     else:
         start_and_wait(config, arguments, say)
     served = _served(run_dir, config)
-    _take_cores(served, config.rl.num_threads)
+    use_threads(config.rl.num_threads)
+    _take_cores(served)
     from rl.run.command import System, run  # after the number of threads is said: torch reads it when it is imported
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -73,10 +74,14 @@ def _served(run_dir: RunDir, config: SystemConfig) -> SystemConfig:
     return served
 
 
-def _take_cores(served: SystemConfig, num_threads: int) -> None:
-    """Trainer and environments compute where no engine does, if there is such a place."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(num_threads)
+def use_threads(number: int) -> None:
+    """Before torch is imported, which reads it then; as many make the same steps to the last bit."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(number)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _take_cores(served: SystemConfig) -> None:
+    """Trainer and environments compute where no engine does, if there is such a place."""
     facts = host.gather()
     if facts.is_cuda:
         return
