@@ -103,6 +103,11 @@ class Generator:
         return self._seats.cap
 
     @property
+    def num_seated(self) -> int:
+        """Rollouts that are in the engines."""
+        return sum(self._seats.wanted.values())
+
+    @property
     def num_preempted(self) -> int:
         return self._seats.num_preempted
 

@@ -42,10 +42,9 @@ def what_limits(metrics: Sequence[StepMetrics], settings: RunSettings) -> str:
             )
         case "rollouts":
             in_step = " eta is 0, so nothing is generated while it trains: 1 lets both go on." if settings.eta == 0 else ""
-            cap = settings.generator.concurrency.least
             return (
                 f"the generator: {share:.0%} of the time goes by waiting for rollouts.{in_step} More at a time "
-                f"(rl.generator.concurrency.least is {cap}), another engine ([[pool]]) or shorter answers make it faster"
+                f"(rl.generator.concurrency.most is {settings.generator.concurrency.most}), another engine ([[pool]]) or shorter answers make it faster"
             )
         case "training":
             return (

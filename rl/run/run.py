@@ -29,6 +29,7 @@ from rl.rewards.combination import combine
 from rl.run.batches import Batches
 from rl.run.directory import RunDirectory
 from rl.run.heldout import Heldout, told
+from rl.run.load import follow
 from rl.run.metrics import StepMetrics, environment_share, longest_pause_s, progress
 from rl.run.problems import Problems
 from rl.run.record import RunRecord, Steering, write_record
@@ -122,11 +123,15 @@ class Run:
     async def go(self) -> None:
         """Until all steps are made. What fails is raised in an ExceptionGroup: PacelineErrors say what to do."""
         async with asyncio.TaskGroup() as tasks:
-            generating = tasks.create_task(self.generator.run())
+            helpers = [tasks.create_task(self.generator.run())]
+            limits = self._settings.generator.concurrency
+            if limits.least < limits.most:
+                helpers.append(tasks.create_task(follow(self._parts.gateway, self.generator)))
             await self._examine()
             while self._num_steps < self._settings.num_steps:
                 await self._step()
-            generating.cancel()
+            for helper in helpers:
+                helper.cancel()
         self._record()
         if self._num_steps % self._settings.checkpoint_every_steps:
             await self._save()
