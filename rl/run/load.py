@@ -66,7 +66,7 @@ async def follow(gateway: Gateway, generator: Generator) -> NoReturn:
     while True:
         try:
             load = read_load(await gateway.metrics())
-        except (Lost, Refused, ValueError) as error:
+        except (Lost, Refused, ValueError, OverflowError) as error:
             log.info("the engines' load is not known: %s", error)
         else:
             reading = load.reading(

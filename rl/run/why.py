@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl.config import RunSettings
+from rl.rewards.length_guard import length_report
 from rl.run.diagnosis import NUM_STEPS, shares, what_is_wrong, what_limits
 from rl.run.directory import RunDirectory
 from rl.run.explain import explain
 from rl.run.heldout import gains
 from rl.run.metrics import progress
 from rl.run.record import read_record
-from wire.errors import ConfigError
+from rl.trajectory import Group
+from wire.errors import ConfigError, RolloutError
 
+NUM_GROUPS = 64
+"""The newest finished ones, whose rewards are compared with lengths."""
 _WHICH = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?")
 
 
@@ -62,7 +66,23 @@ def _page(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:
     lengths = [each.acceptance_length for each in newest if each.acceptance_length is not None]
     if lengths:
         yield f"the draft before each change of the target: AL {lengths[0]:.2f} to {lengths[-1]:.2f}"
-    problems = list(what_is_wrong(newest))
+    problems = [*what_is_wrong(newest), *_follows_length(directory, settings)]
     yield from (f"wrong: {problem}" for problem in problems)
     if not problems:
         yield "nothing is wrong by what was measured"
+
+
+def _follows_length(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:
+    """Where reward goes with length, by environment; its first reward part is taken for what says whether an answer is right."""
+    by_environment: dict[str, list[Group]] = {}
+    for group_id in directory.finished.ids()[-NUM_GROUPS:]:
+        try:
+            group = directory.finished.read(group_id)
+        except RolloutError:  # pruned meanwhile
+            continue
+        if group.scored:
+            by_environment.setdefault(group.environment, []).append(group)
+    for environment, groups in sorted(by_environment.items()):
+        rule = groups[-1].scored[0].reward_parts[0].name
+        report = length_report(groups, rule, settings.reward.max_length_correlation)
+        yield from (f"{environment}: {alarm}" for alarm in report.alarms)

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rl_samples import make_trajectory
 
 from rl.config import RunSettings
 from rl.run.diagnosis import shares, what_is_wrong, what_limits
+from rl.run.directory import RunDirectory
 from rl.run.lines import Lines
 from rl.run.metrics import StepMetrics, progress
+from rl.run.why import why
 from rl.trainer.metrics import Spread, StepReport, UpdateMetrics
+from rl.trajectory import Group, RewardPart
 
 UPDATE = UpdateMetrics(
     loss=0.25,
@@ -121,3 +125,21 @@ def test_a_file_of_lines_forgets_steps_that_were_gone_back_on(tmp_path: Path) ->
     assert [each.report.step for each in file.read()] == [0, 1]
     file.append(changed({"step": 2}))
     assert [each.report.step for each in file.read()] == [0, 1, 2]
+
+
+def test_why_says_where_reward_follows_length(tmp_path: Path) -> None:
+    directory = RunDirectory.of(tmp_path, "run")
+    directory.root.mkdir(parents=True)
+    directory.settings.write_text(RunSettings().model_dump_json())
+    directory.metrics.append(HEALTHY)
+    for group_id in range(6):
+        lengths = [3 + (group_id + place) % 5 for place in range(8)]
+        trajectories = [
+            make_trajectory(
+                [0] * length, group_id=group_id, sample_index=place, reward_parts=(RewardPart("brief", length / 8),)
+            )
+            for place, length in enumerate(lengths)
+        ]
+        directory.finished.write(Group(trajectories=tuple(trajectories)))
+    page = list(why(tmp_path, "run", None))
+    assert any(line.startswith("wrong: sums: longer answers earn more (correlation 1.00") for line in page), page
