@@ -34,12 +34,12 @@ class AdminRefused(PacelineError):
         self.code = code
 
 
-class _Problem(Struct):
+class _Problem(Struct, frozen=True):
     message: str = ""
     code: str = ""
 
 
-class _Refusal(Struct):
+class _Refusal(Struct, frozen=True):
     error: _Problem = _Problem()
 
 

@@ -46,6 +46,7 @@ HEALTHY = StepMetrics(
     at_s=1.0,
     version=1,
     report=REPORT,
+    temperature=1.0,
     num_with_signal=4,
     wait_s=1.0,
     train_s=1.0,
