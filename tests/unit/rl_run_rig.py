@@ -29,7 +29,13 @@ from rl.run.history import GroupEvent, Station
 from rl.trainer.dumps import Dumps
 from rl.trainer.trainer import Trainer
 
-EVEN = {"name": "even", "kind": "gym", "factory": "played_environments:Even", "reward_range": [0.0, 4.0]}
+EVEN = {
+    "name": "even",
+    "kind": "gym",
+    "factory": "played_environments:Even",
+    "reward_range": [0.0, 4.0],
+    "parameters": {"broken_from": 1 << 31},  # held-out seeds begin at 1 << 30
+}
 MAX_TOKENS = 32
 
 
