@@ -120,13 +120,15 @@ def _how_far(group: OpenGroup | None) -> str:
 
 def _rollouts(directory: RunDirectory, record: RunRecord | None, group_id: int, sample_index: int | None) -> Iterator[str]:
     """Of the finished group, or as far as an open one has come."""
+    found: Group | OpenGroup
     try:
-        found: Group | OpenGroup | None = directory.finished.read(group_id)
+        found = directory.finished.read(group_id)
     except RolloutError as error:
-        found = _open(record, group_id)
-        if found is None:
+        unfinished = _open(record, group_id)
+        if unfinished is None:
             yield f"  no rollouts to show: {error}"
             return
+        found = unfinished
     num_samples = len(found.rollouts if isinstance(found, OpenGroup) else found.trajectories)
     if sample_index is not None and sample_index >= num_samples:
         raise ConfigError(f"group {group_id} has samples 0 to {num_samples - 1}, and no {sample_index}")
