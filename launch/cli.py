@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launch.arguments import Command, bare, command, forwarded, read_config, say
 from launch.cli_bench import add_bench
+from launch.cli_rl import add_rl
 from wire.errors import PacelineError
 
 _DISK_ERRORS = {
@@ -82,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     command(commands, "doctor", _doctor, "check this machine and this installation", json="print JSON")
     command(commands, "view", _view, "watch a running system in the terminal")
     add_bench(commands)
+    add_rl(commands)
     bare(commands, "version", _version, "print versions")
     return parser
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from learner.config import LearnerSettings
+from rl.config import RunSettings, read_environments
 from server.config import (
     AdmissionSettings,
     CanarySettings,
@@ -110,6 +111,10 @@ class SystemConfig(Config):
     learner: LearnerSettings = LearnerSettings()
     state: StateSettings = StateSettings()
     launch: LaunchSettings = LaunchSettings()
+    rl: RunSettings = RunSettings()
+    """What `paceline rl run` does; the system itself takes no notice of it."""
+    environment: tuple[dict[str, Any], ...] = ()
+    """`[[environment]]`: where a run's problems come from, by `kind` (`rl/environments/registry.py`)."""
 
     @model_validator(mode="after")
     def _pools_are_distinct(self) -> Self:
@@ -150,6 +155,11 @@ class SystemConfig(Config):
             raise ValueError(
                 "kv_store.dfkv is set but kv_store.enabled is false, so nothing is kept; set kv_store.enabled = true"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _environments_are_known(self) -> Self:
+        read_environments(self.environment, source="the configuration")
         return self
 
     @property

@@ -69,7 +69,7 @@ def resolve_capture_spec(
     return CaptureSpec(
         target_id=target_dir.name,
         target_revision=weights_revision(target_dir),
-        tokenizer_sha256=file_sha256(target_dir / "tokenizer.json") if (target_dir / "tokenizer.json").is_file() else "none",
+        tokenizer_sha256=tokenizer_sha256(target_dir),
         dtype=dtype,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
@@ -106,6 +106,12 @@ def _size(config: dict[str, Any], key: str, target_dir: Path) -> int:
             f"{target_dir / 'config.json'} says {key} is {value!r}, a number above 0 is needed; use a text-only, Llama-like model"
         )
     return value
+
+
+def tokenizer_sha256(target_dir: Path) -> str:
+    """Of its `tokenizer.json`; `none` without one."""
+    path = target_dir / "tokenizer.json"
+    return file_sha256(path) if path.is_file() else "none"
 
 
 def weights_revision(target_dir: Path) -> str:

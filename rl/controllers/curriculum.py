@@ -33,7 +33,7 @@ HALF_LIFE = 50.0
 
 
 class CurriculumSettings(Config):
-    """`[curriculum]`."""
+    """`[rl.curriculum]`."""
 
     num_problems: int = Field(ge=1)
     """They are numbered from 0; procedural environments take the number as their seed."""

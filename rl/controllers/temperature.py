@@ -33,7 +33,7 @@ LEAST_ENTROPY = 1e-3
 
 
 class TemperatureSettings(Config):
-    """`[temperature]`."""
+    """`[rl.temperature]`."""
 
     start: float = Field(1.0, gt=0.0, le=2.0)
     least: float = Field(0.6, gt=0.0, le=2.0)

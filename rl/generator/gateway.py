@@ -13,6 +13,7 @@ from msgspec import Struct
 from rl.generator.answer import Answer, BadAnswer, StreamFailed
 
 GENERATE_PATH = "/inference/v1/generate"
+METRICS_PATH = "/metrics"
 TENANT = "rollouts"
 """Keeps KV, quotas and metrics of rollouts apart from users'."""
 _CONNECT_S = 10.0
@@ -71,7 +72,7 @@ class Gateway:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
         # As many connections as rollouts: what bounds them is the generator's concurrency.
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
-        self._url = base_url.rstrip("/") + GENERATE_PATH
+        self._base_url = base_url.rstrip("/")
 
     async def close(self) -> None:
         await self._session.close()
@@ -99,10 +100,19 @@ class Gateway:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Lost(f"{type(error).__name__}: {error}") from error
 
+    async def metrics(self) -> str:
+        """The page of metrics, the engines' included. Raises Lost or Refused."""
+        try:
+            async with self._session.get(self._base_url + METRICS_PATH) as response:
+                await _require_ok(response)
+                return (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Lost(f"{type(error).__name__}: {error}") from error
+
     def _post(self, request: GenerateRequest, domain: str) -> aiohttp.client._RequestContextManager:
         label = _NO_LABEL.sub("_", domain)[:_MAX_LABEL_CHARS] or TENANT
         headers = {"Content-Type": "application/json", "X-Paceline-Tenant": TENANT, "X-Paceline-Domain": label}
-        return self._session.post(self._url, data=msgspec.json.encode(request), headers=headers)
+        return self._session.post(self._base_url + GENERATE_PATH, data=msgspec.json.encode(request), headers=headers)
 
 
 async def _require_ok(response: aiohttp.ClientResponse) -> None:

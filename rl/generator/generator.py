@@ -98,6 +98,16 @@ class Generator:
         return self._seats.observe(reading)
 
     @property
+    def num_seats(self) -> int:
+        """Rollouts that may be in the engines at a time."""
+        return self._seats.cap
+
+    @property
+    def num_seated(self) -> int:
+        """Rollouts that are in the engines."""
+        return sum(self._seats.wanted.values())
+
+    @property
     def num_preempted(self) -> int:
         return self._seats.num_preempted
 

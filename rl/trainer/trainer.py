@@ -124,7 +124,7 @@ class Trainer:
         canary = self.policy.logprobs(sink.canary_token_ids) if len(sink.canary_token_ids) > 1 else []
         version = 0
         try:
-            version = sink.write(weights, canary) if self.ranks.rank == 0 else 0
+            version = sink.write(weights, canary, num_updates=self.num_updates) if self.ranks.rank == 0 else 0
         finally:  # a failure too, for which the other ranks would wait without end
             version = int(self.ranks.total(torch.tensor(version)))
         if version <= self.version:

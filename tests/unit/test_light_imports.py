@@ -40,6 +40,8 @@ def test_plan_imports_nothing_heavy(tmp_path: Path) -> None:
         "launch.doctor",
         "rl.trajectory",
         "rl.algorithms.config",
+        "rl.config",
+        "launch.rl",
         "rl.staleness.ledger",
     ],
 )

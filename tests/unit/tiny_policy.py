@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count, cycle
@@ -20,21 +21,25 @@ from rl.algorithms.config import AlgorithmSettings
 from rl.staleness.ledger import LedgerState
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.config import TrainerSettings
+from rl.trainer.sink import StoreSink
 from rl.trainer.trainer import Trainer
 from rl.trajectory import Group, RewardPart, Turn
+from wire.artifact import CONFIG_FILE, WEIGHTS_FILE
+from wire.target import TargetStore
 
 torch.set_num_threads(1)
 VOCAB = 24
 PROGRAM_SETTINGS = {"num_minibatches": 2, "warmup_steps": 1000, "learning_rate": 1.0}
 """Every step differs from the one before in order and rate."""
+CANARY_IDS = (1, 5, 9, 9)
 Reward = Callable[[Sequence[int]], float]
 
 
-def write_policy(directory: Path, *, tied: bool = False) -> Path:
+def write_policy(directory: Path, *, tied: bool = False, vocab_size: int = VOCAB) -> Path:
     """A Llama with random weights, always the same ones."""
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -59,6 +64,18 @@ def make_settings(algorithm: dict[str, Any] | None = None, **settings: Any) -> t
 
 def make_trainer(model_dir: Path, *, algorithm: dict[str, Any] | None = None, **settings: Any) -> Trainer:
     return Trainer(model_dir, *make_settings(algorithm, **settings))
+
+
+def make_sink(state_dir: Path, model_dir: Path, *, dtype: str = "float32") -> StoreSink:
+    return StoreSink(TargetStore(state_dir), model_dir, canary_token_ids=CANARY_IDS, dtype=dtype)
+
+
+def model_of(sink: StoreSink, version: int, model_dir: Path, directory: Path) -> Path:
+    """A version as a model of its own."""
+    directory.mkdir()
+    shutil.copy(model_dir / CONFIG_FILE, directory)
+    shutil.copy(sink.store.weights(version), directory / WEIGHTS_FILE)
+    return directory
 
 
 @torch.no_grad()

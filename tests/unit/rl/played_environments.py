@@ -127,3 +127,11 @@ class Talk(Corridor):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._num_said += 1
         return f"Go on {self._num_said}.", 1.0, self._num_said == self._num_turns, False, {}
+
+
+class Even(Talk):
+    """It gives 4 for an answer of an even number of characters, nothing for any other."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        seen, _, *rest = super().step(action)
+        return seen, 4.0 * (len(action) % 2 == 0), *rest

@@ -12,16 +12,15 @@ import tiny_policy
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from tiny_policy import batch_of, make_trainer, weights_of, write_policy
+from tiny_policy import CANARY_IDS, batch_of, make_sink, make_trainer, model_of, weights_of, write_policy
 from waiting import wait_until
 
 from rl.generator.state import GeneratorState, OpenGroup, OpenRollout, PartialTurn
 from rl.staleness.ledger import Ledger, LedgerState
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps, replay
-from rl.trainer.sink import DirectorySink
-from wire.errors import TrainerError
-from wire.spec import SCHEMA_VERSION
+from wire.errors import ArtifactError, TrainerError
+from wire.spec import SCHEMA_VERSION, weights_revision
 
 
 @pytest.fixture
@@ -136,14 +135,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, model_dir):
 
 def test_a_full_disk_leaves_no_version(tmp_path, model_dir):
     trainer = make_trainer(model_dir)
-    sink = DirectorySink(tmp_path / "targets", model_dir)
+    sink = make_sink(tmp_path, model_dir)
     with full_disk(), pytest.raises(OSError, match="target 1"):
         trainer.publish(sink)
-    assert list(sink.root.iterdir()) == []
+    assert list(sink.store.root.iterdir()) == []
     assert trainer.version == 0
-    (sink.root / ".staging-of-one-that-was-killed").mkdir()
     assert trainer.publish(sink) == 1
-    assert [path.name for path in sink.root.iterdir()] == ["1"]
+    assert [path.name for path in sink.store.root.iterdir()] == ["1"]
 
 
 def test_a_step_is_made_again_from_disk(tmp_path, model_dir):
@@ -209,15 +207,16 @@ def test_the_report_of_a_step_that_was_left_out_comes_back_from_disk(tmp_path, m
 def test_a_published_version_is_the_policy_as_others_read_it(tmp_path, tied):
     model_dir = write_policy(tmp_path / "model", tied=tied)
     trainer = make_trainer(model_dir)
-    sink = DirectorySink(tmp_path / "targets", model_dir)
+    sink = make_sink(tmp_path, model_dir)
     for step in range(2):
         trainer.step(batch_of(trainer, step))
         assert trainer.publish(sink) == step + 1
-    assert sink.versions() == [1, 2]
-    manifest = sink.verify(2)
-    assert {"model.safetensors", "config.json"} <= manifest.sha256.keys()
-    assert load_file(sink.directory(2) / "model.safetensors").keys() == load_file(model_dir / "model.safetensors").keys()
-    again = make_trainer(sink.directory(2), learning_rate=0.0)
+    assert sink.store.versions() == [1, 2]
+    manifest = sink.store.verify(2)
+    assert (manifest.target_id, manifest.base_revision) == ("model", weights_revision(model_dir))
+    assert manifest.num_steps == 2
+    assert load_file(sink.store.weights(2)).keys() == load_file(model_dir / "model.safetensors").keys()
+    again = make_trainer(model_of(sink, 2, model_dir, tmp_path / "again"), learning_rate=0.0)
     assert same(weights_of(again), weights_of(trainer))
     again.version = trainer.version
     assert again.step(batch_of(trainer, 7)).alarms == ()
@@ -232,68 +231,73 @@ def test_a_version_has_the_very_tensors_of_the_models_files(tmp_path):
     save_file(stored, path, metadata={"format": "pt"})
     trainer = make_trainer(model_dir)
     trainer.step(batch_of(trainer, 0))
-    sink = DirectorySink(tmp_path / "targets", model_dir)
-    written = load_file(sink.directory(trainer.publish(sink)) / "model.safetensors")
+    sink = make_sink(tmp_path, model_dir)
+    written = load_file(sink.store.weights(trainer.publish(sink)))
     assert written.keys() == stored.keys()
     assert torch.equal(written["lm_head.weight"], written["model.embed_tokens.weight"])
     assert not torch.equal(written["lm_head.weight"], stored["lm_head.weight"])
     assert torch.equal(written["rotary.inv_freq"], extra)
 
 
-def test_a_sink_is_given_the_canary_it_asks_for(tmp_path, model_dir):
-    class Proving(DirectorySink):
-        canary_token_ids = (1, 5, 9, 9)
-
-        def write(self, state, canary_logprobs=()):
-            self.seen = canary_logprobs
-            return super().write(state)
-
+def test_a_version_carries_what_the_policy_says_of_its_canary(tmp_path, model_dir):
     trainer = make_trainer(model_dir)
     trainer.step(batch_of(trainer, 0))
-    sink = Proving(tmp_path / "targets", model_dir)
-    trainer.publish(sink)
+    sink = make_sink(tmp_path, model_dir)
+    canary = sink.store.manifest(trainer.publish(sink)).canary
     with torch.no_grad():
-        logprobs_LV = trainer.policy.model(input_ids=torch.tensor([[1, 5, 9, 9]])).logits[0].log_softmax(-1)
-    assert sink.seen == pytest.approx([float(logprobs_LV[at, token]) for at, token in enumerate((5, 9, 9))], rel=1e-5)
+        logprobs_LV = trainer.policy.model(input_ids=torch.tensor([CANARY_IDS])).logits[0].log_softmax(-1)
+    expected = [float(logprobs_LV[at, token]) for at, token in enumerate(CANARY_IDS[1:])]
+    assert canary.token_ids == CANARY_IDS
+    assert canary.logprobs == pytest.approx(expected, rel=1e-5)
+    assert canary.mean_error(expected) < canary.max_mean_error
+
+
+def test_a_policy_that_is_not_finite_is_no_version(tmp_path, model_dir):
+    trainer = make_trainer(model_dir)
+    with torch.no_grad():
+        trainer.policy.model.lm_head.weight.fill_(float("nan"))
+    sink = make_sink(tmp_path, model_dir)
+    with pytest.raises(TrainerError, match="not all finite"):
+        trainer.publish(sink)
+    assert sink.store.versions() == []
 
 
 def test_a_version_is_written_in_the_engines_dtype(tmp_path, model_dir):
     trainer = make_trainer(model_dir, dtype="bfloat16")
     report = trainer.step(batch_of(trainer, 0))
     assert report.updates[0].skipped is None
-    sink = DirectorySink(tmp_path / "targets", model_dir, first=5)
-    assert trainer.publish(sink) == 5
-    written = load_file(sink.directory(5) / "model.safetensors")
+    sink = make_sink(tmp_path, model_dir, dtype="bfloat16")
+    written = load_file(sink.store.weights(trainer.publish(sink)))
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
     assert {parameter.dtype for parameter in trainer.policy.parameters().values()} == {torch.float32}
 
 
 def test_an_altered_version_is_found_out(tmp_path, model_dir):
     trainer = make_trainer(model_dir)
-    sink = DirectorySink(tmp_path / "targets", model_dir)
+    sink = make_sink(tmp_path, model_dir)
     trainer.publish(sink)
-    path = sink.directory(1) / "model.safetensors"
-    sink.directory(1).rename(sink.directory(3))
-    with pytest.raises(TrainerError, match="manifest is of target 1"):
-        sink.verify(3)
-    sink.directory(3).rename(sink.directory(1))
+    path = sink.store.weights(1)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(TrainerError, match=r"model\.safetensors"):
-        sink.verify(1)
-    with pytest.raises(TrainerError, match="cannot be read"):
-        sink.verify(2)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors"):
+        sink.store.verify(1)
 
 
-def test_a_canary_of_one_token_has_nothing_to_prove(tmp_path, model_dir):
-    sink = DirectorySink(tmp_path / "targets", model_dir)
-    sink.canary_token_ids = (1,)
-    assert make_trainer(model_dir).publish(sink) == 1
+def test_old_versions_go_and_the_active_one_and_its_parent_stay(tmp_path, model_dir):
+    trainer = make_trainer(model_dir)
+    sink = make_sink(tmp_path, model_dir)
+    for version in range(1, 6):
+        assert trainer.publish(sink) == version
+        if version <= 3:
+            sink.store.set_active(version)
+    assert [sink.store.manifest(version).parent for version in (1, 2, 3, 4, 5)] == [0, 1, 2, 3, 3]
+    assert sink.prune(1) == [1, 4]
+    assert sink.store.versions() == [2, 3, 5]
 
 
 def test_versions_count_up(tmp_path, model_dir):
     trainer = make_trainer(model_dir)
     trainer.version = 3
     with pytest.raises(TrainerError, match="count up"):
-        trainer.publish(DirectorySink(tmp_path / "targets", model_dir))
+        trainer.publish(make_sink(tmp_path, model_dir))

@@ -20,8 +20,8 @@ from rl.trainer.batch import make_batch
 from rl.trainer.metrics import StepReport
 from rl.trainer.packs import make_packs
 from rl.trainer.ranks import OneRank
-from rl.trainer.sink import DirectorySink
 from wire.spec import SCHEMA_VERSION
+from wire.target import TargetStore
 
 
 @pytest.mark.rig
@@ -65,9 +65,6 @@ def test_two_ranks_train_as_one_process_does(tmp_path):
     assert moved > 5e-3
     for name, value in tensors.items():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
-    one, two = (
-        load_file(DirectorySink(tmp_path / who / "targets", tmp_path).directory(1) / "model.safetensors")
-        for who in ("alone", "together")
-    )
+    one, two = (load_file(TargetStore(tmp_path / who).weights(1)) for who in ("alone", "together"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=2e-4)

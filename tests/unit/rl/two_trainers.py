@@ -14,13 +14,12 @@ from safetensors.torch import save_file
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parents[1])]
 
-from tiny_policy import make_settings
+from tiny_policy import make_settings, make_sink
 
 from rl.staleness.ledger import LedgerState
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.metrics import StepReport
 from rl.trainer.ranks import OneRank
-from rl.trainer.sink import DirectorySink
 from rl.trainer.trainer import Trainer
 from rl.trajectory import Group
 from wire.errors import TrainerError
@@ -29,21 +28,13 @@ PACK_TOKENS = 9
 ALGORITHM = {"kl_weight": 0.05, "correction": {"token_weight": "truncate", "sequence_band": None}}
 
 
-class Full(DirectorySink):
+class Full:
     """The disk is full."""
 
-    def write(self, state: Mapping[str, torch.Tensor], canary_logprobs: Sequence[float] = ()) -> int:
+    canary_token_ids: tuple[int, ...] = ()
+
+    def write(self, state: Mapping[str, torch.Tensor], canary_logprobs: Sequence[float], *, num_updates: int) -> int:
         raise OSError("no space")
-
-
-class Proving(DirectorySink):
-    """Wants a canary: a pass without gradient between two steps."""
-
-    canary_token_ids = (1, 5, 9)
-
-    def write(self, state: Mapping[str, torch.Tensor], canary_logprobs: Sequence[float] = ()) -> int:
-        assert len(canary_logprobs) == 2
-        return super().write(state)
 
 
 def new_trainer(directory: Path, ranks: OneRank) -> Trainer:
@@ -59,8 +50,8 @@ def train(trainer: Trainer, batches: Sequence[Sequence[Group]], directory: Path)
     reports = [trainer.step(batch) for batch in batches[:2]]
     checkpoints.save(trainer, LedgerState(version=0))
     with pytest.raises(OSError if trainer.ranks.rank == 0 else TrainerError):
-        trainer.publish(Full(directory / "targets", directory / "model"))
-    trainer.publish(Proving(directory / "targets", directory / "model"))
+        trainer.publish(Full())
+    trainer.publish(make_sink(directory, directory / "model"))
     reports.append(trainer.step(batches[2]))
     trainer.ranks.total(torch.zeros(1))  # the checkpoint is written by now
     checkpoints.restore(trainer)
