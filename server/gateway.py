@@ -299,6 +299,7 @@ class Gateway:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=self._grace_s,
             )

@@ -144,10 +144,12 @@ class Client:
 
     async def stream(self, events: bytes, status: int, headers: Callable[[], list[tuple[bytes, bytes]]]) -> None:
         """Some events; the head goes with the first."""
-        if not self.has_begun:
-            self._on_first_byte()
+        is_first = not self.has_begun
+        if is_first:
             await self._begin(status, headers())
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        if is_first:
+            self._on_first_byte()
 
     async def end(self, last: bytes = b"") -> None:
         self._exchange.has_ended = True

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import Send
 
@@ -281,14 +281,36 @@ def _too_slow() -> ApiError:
 
 
 async def first_to_end(work: Awaitable[None], *ends: Awaitable[object]) -> int:
-    """Run `work` until it or one of `ends` is done, and cancel the rest; returns which one it was, 0 for `work`."""
-    tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in (work, *ends)]
+    """Run `work` until it or one of `ends` is done, and cancel the rest; returns which one it was, 0 for `work`.
+
+    `work` runs in the caller's task: one of its own would begin a turn of the event loop later, behind others' chunks.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    first = 0
+    is_over = False
+
+    def end(index: int, _: asyncio.Future[object]) -> None:
+        nonlocal first
+        if not first and not is_over:
+            first = index
+            task.cancel()
+
+    watches = [asyncio.ensure_future(one) for one in ends]
+    for index, watch in enumerate(watches, 1):
+        watch.add_done_callback(partial(end, index))
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        first = next(index for index, task in enumerate(tasks) if task in done)
-        await tasks[first]
+        await work
+        return 0
+    except asyncio.CancelledError:
+        if not first or task.cancelling() > 1:
+            raise
+        watches[first - 1].result()
         return first
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        is_over = True
+        if first:
+            task.uncancel()
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from server.paths import CHAT_PATH, COMPLETIONS_PATH, GENERATE_PATH
 from server.routing.conversation import NotText, read_conversation
+from server.routing.fast_bpe import FastBpe
 from wire.chat_template import ChatTemplate, TemplateRefusal, read_special_tokens
 
 MAX_THREADS = 2
@@ -94,6 +95,7 @@ class Prompts:
         """
         self.tokenizer = _load_tokenizer(target_dir)
         """The target's, shared with whoever else turns text into its tokens; None where it is not on disk."""
+        self._fast = FastBpe.of(self.tokenizer) if self.tokenizer is not None else None
         self._template = ChatTemplate.load(target_dir) if target_dir is not None else None
         self._max_model_len = max_model_len
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="prompts")
@@ -178,7 +180,11 @@ class Prompts:
     def _encode(self, text: str, *, special: bool) -> list[int]:
         if self.tokenizer is None:
             raise _Unknown("no_tokenizer")
+        is_plain = not special or self.tokenizer.num_special_tokens_to_add(is_pair=False) == 0
         try:
+            ids = self._fast.encode(text) if self._fast is not None and is_plain else None
+            if ids is not None:
+                return ids
             # Of the tokenizer's ways to encode, only those for batches let other threads run meanwhile.
             return self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except UnicodeError:

@@ -1,0 +1,148 @@
+"""The fast tokenizer against the one engines use."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from server.routing.fast_bpe import MAX_CHARS, FastBpe
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog; it's what they'll do, isn't it?",
+    "def add(a, b):\n    return a + b\n\n\nfor i in range(100):\n\tprint(i)",
+    "déjà vu 日本語 größer 🙂🙂 x² ½",
+] * 3
+QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def trained(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=420,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=SPECIAL,
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def gpt2() -> Tokenizer:
+    return trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+def qwen() -> Tokenizer:
+    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    tokenizer = trained(
+        pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])  # type: ignore[list-item]
+    )
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def by_hand(merges: list[tuple[str, str]], without: str = "") -> Tokenizer:
+    alphabet = [letter for letter in sorted(pre_tokenizers.ByteLevel.alphabet()) if letter not in without]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *map("".join, merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def random_text(draw: random.Random) -> str:
+    pieces = [*"abthe019 '\n\t.,;é日🙂\u0301\u00a0\u2003ñß", *SPECIAL, "<|im_", "  ", "'re", "'LL", "hello", "1234", "\r\n"]
+    return "".join(
+        draw.choice(pieces) if draw.random() < 0.9 else chr(draw.randrange(0x20, 0x3000)) for _ in range(draw.randrange(1, 40))
+    )
+
+
+@pytest.mark.parametrize("make", [gpt2, qwen])
+def test_random_texts_get_the_ids_of_the_engines_tokenizer(make: Callable[[], Tokenizer]) -> None:
+    tokenizer, draw = make(), random.Random(1)
+    fast = FastBpe.of(tokenizer)
+    assert fast is not None
+    num_encoded = 0
+    for number in range(3000):
+        text = random_text(draw)
+        if number % 2:
+            text = text.encode("ascii", "ignore").decode()
+        ids = fast.encode(text)
+        assert ids is None or ids == tokenizer.encode(text, add_special_tokens=False).ids
+        num_encoded += ids is not None
+    assert num_encoded >= 1500
+
+
+def test_an_empty_text_has_no_ids() -> None:
+    fast = FastBpe.of(gpt2())
+    assert fast is not None
+    assert fast.encode("") == []
+
+
+def test_text_that_normalizing_may_change_is_left_to_the_engines_tokenizer() -> None:
+    fast = FastBpe.of(qwen())
+    assert fast is not None
+    assert fast.encode("e\u0301") is None
+    assert fast.encode("plain") is not None
+
+
+def test_very_long_texts_are_left_to_the_engines_tokenizer() -> None:
+    fast = FastBpe.of(gpt2())
+    assert fast is not None
+    assert fast.encode(" " * MAX_CHARS + "x") is None
+    assert fast.encode(" " * (MAX_CHARS - 1) + "x") == gpt2().encode(" " * (MAX_CHARS - 1) + "x").ids
+
+
+def test_a_byte_without_a_token_is_left_to_the_engines_tokenizer() -> None:
+    tokenizer = by_hand([("h", "e")], without="Ã")
+    fast = FastBpe.of(tokenizer)
+    assert fast is not None
+    assert fast.encode("he é") is None
+    assert fast.encode("he e") == tokenizer.encode("he e").ids
+
+
+def test_what_is_no_unicode_text_is_an_error() -> None:
+    fast = FastBpe.of(gpt2())
+    assert fast is not None
+    with pytest.raises(UnicodeError):
+        fast.encode("a\ud800b")
+
+
+def test_tokenizers_that_disagree_on_their_own_vocabulary_are_not_taken() -> None:
+    assert FastBpe.of(by_hand([("a", "b"), ("b", "c"), ("ab", "c")])) is not None
+    # "abc" never comes to be here: "bc" is merged first, and nothing merges "a" with it.
+    assert FastBpe.of(by_hand([("b", "c"), ("a", "b"), ("ab", "c")])) is None
+
+
+def test_ids_that_do_not_follow_the_merges_are_not_taken() -> None:
+    tokenizer = by_hand([("a", "b"), ("c", "d")])
+    vocabulary = tokenizer.get_vocab()
+    vocabulary["ab"], vocabulary["cd"] = vocabulary["cd"], vocabulary["ab"]
+    tokenizer.model = models.BPE(vocab=vocabulary, merges=[("a", "b"), ("c", "d")])
+    assert FastBpe.of(tokenizer) is None
+
+
+def test_added_tokens_that_take_more_than_their_text_are_not_taken() -> None:
+    for odd in (AddedToken("<x>", lstrip=True), AddedToken("<x>", rstrip=True), AddedToken("<x>", single_word=True)):
+        tokenizer = gpt2()
+        tokenizer.add_tokens([odd])
+        assert FastBpe.of(tokenizer) is None
+    tokenizer = gpt2()
+    tokenizer.add_special_tokens(["<|im_end|>x"])
+    assert FastBpe.of(tokenizer) is None
+
+
+def test_other_kinds_of_tokenizers_are_not_taken() -> None:
+    prefixed, metaspace, lower = gpt2(), gpt2(), gpt2()
+    prefixed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
+    lower.normalizer = normalizers.Lowercase()
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for tokenizer in (prefixed, metaspace, lower, words, Tokenizer(models.BPE())):
+        assert FastBpe.of(tokenizer) is None
