@@ -246,6 +246,10 @@ def test_an_arm_counts_for_no_bar_under_other_versions_or_where_nothing_tells_wh
     run(tmp_path, Machine(), arms=["none", "fresh"], provenance=OLD)
     results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=replace(OLD, versions={"torch": "3"}))
     assert "version of torch 2, now 3" in results.stale["none"]
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=replace(OLD, versions={}))
+    assert "version of torch 2, now none" in results.stale["none"]
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    assert not results.stale
     (tmp_path / "none" / "run.json").unlink()
     results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
     assert results.stale.keys() == {"none"}
