@@ -91,10 +91,11 @@ def run(
     arms: Sequence[str] = (),
     benchmark: Benchmark | None = None,
     provenance: Provenance = Provenance(None, {}, {}),
+    up_arguments: Sequence[str] = (),
 ) -> tuple[Results, dict[str, str], list[str]]:
     said: list[str] = []
     one = benchmark or Benchmark.read(SMOKE, [])
-    whole = run_and_report(one, arms, directory, machine.start, (), provenance, said.append)
+    whole = run_and_report(one, arms, directory, machine.start, up_arguments, provenance, said.append)
     return *asyncio.run(whole), said
 
 
@@ -221,6 +222,16 @@ def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
     results, failures, _ = run(tmp_path, Machine(), arms=["none"], benchmark=changed)
     assert "other work or settings" in failures["none"]
     assert not results.arms
+
+
+def test_an_arm_of_another_configuration_file_by_the_same_name_is_not_mixed_in(tmp_path: Path) -> None:
+    config = tmp_path / "cpu.toml"
+    config.write_text("[depth]\n")
+    words = ("--config", str(config))
+    for text, is_refused in (("[depth]\n", False), ("[depth]\n", False), ("[depth]\nmode = 'fixed'\n", True)):
+        config.write_text(text)
+        results, failures, _ = run(tmp_path / "runs", Machine(), arms=["none"], up_arguments=words)
+        assert ("none" in failures, "none" in results.arms) == (is_refused, not is_refused)
 
 
 OLD, NEW = Provenance("c1", {"torch": "2"}, {}), Provenance("c2", {"torch": "2"}, {})
