@@ -17,6 +17,7 @@ from run_rig import Server, largest_file, lines, serving
 
 from loadtest.bars import learning_stream
 from loadtest.bars.registry import Bench, Measured
+from loadtest.learning import circumstances
 from loadtest.learning.arms import RunningArm
 from loadtest.learning.benchmark import SHIPPED, Arm, Benchmark
 from loadtest.learning.command import run_and_report
@@ -265,6 +266,14 @@ def test_an_arm_counts_for_no_bar_under_other_versions_or_where_nothing_tells_wh
     results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
     assert results.stale.keys() == {"none"}
     assert "commit unknown, now c1" in results.stale["none"]
+
+
+def test_an_arm_counts_for_no_bar_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    here = circumstances.machine()
+    monkeypatch.setattr(circumstances, "machine", lambda: here | {"processor": "a faster one"})
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    assert f"processor {here['processor']}, now a faster one" in results.stale["none"]
 
 
 def test_the_bars_record_in_every_arm_what_measured_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
