@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -24,22 +25,24 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Commit of the source tree, with `-dirty` where it was changed; None outside a checkout."""
+    """Commit of the source tree, with `-dirty-` and a digest of the difference where files of it were changed; None outside a checkout.
+
+    Two states of one tree so never go by one name. Files that git does not know are left out.
+    """
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():  # installed: git would tell the commit of whatever checkout lies around it
         return None
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        commit = _git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").decode().strip()
+        if commit.endswith("-dirty"):
+            commit = f"{commit}-{hashlib.sha256(_git(root, 'diff', 'HEAD', '--binary', '--no-ext-diff')).hexdigest()[:8]}"
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return commit or None
+
+
+def _git(root: Path, *words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=10, check=True).stdout
 
 
 def describe(config: SystemConfig) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from some. Only if the two go together is the gate's order of drafts worth somet
 
 Nothing is stored for this. Simulated AL is in the manifests, served AL in the engines' cumulative counters, so a gateway that
 restarts knows both again, as far back as engines live and manifests are kept. A change of the target leaves only drafts
-that were made for it: the gate judged those before on another one.
+that were made since: the gate judged those before on another one.
 """
 
 from __future__ import annotations

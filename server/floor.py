@@ -107,6 +107,8 @@ class FloorWatch:
         """All the floor had done when it last became active."""
         self._known_from: dict[str, Tally] = {}
         """The same of the stint before it, for domains that the last one did not meet."""
+        self._under_another_target: dict[int, dict[str, Tally]] = {}
+        """All that each draft had done when the target changed, by version and domain."""
         self._left: FloorChange | None = None
         """The return of the floor that is not confirmed yet."""
         self._deadline_s = 0.0
@@ -149,15 +151,20 @@ class FloorWatch:
         """Begin anew under another target: what drafts did under the one before tells nothing of what they do now."""
         self._active, self._left = None, None
         self._not_before_s, self._min_steps = 0.0, self._settings.min_verify_steps
-        self._stint_from = {} if self._floor is None else self._ledger.totals_by_domain(self._floor)
-        self._known_from = self._stint_from
+        versions = self._ledger.totals_by_version()
+        self._under_another_target = {version: self._ledger.totals_by_domain(version) for version in versions}
+        self._begin_with_floor(self._floor)
+
+    def _begin_with_floor(self, floor: int | None) -> None:
+        self._floor = floor
+        self._stint_from = self._known_from = {} if floor is None else self._under_another_target.get(floor, {})
 
     def _follow_versions(self) -> None:
         """Begin anew where another draft serves, or another one is the floor."""
         active, floor = self._drafts.active, self._drafts.floor
         if floor != self._floor:
-            self._floor, self._active, self._left = floor, None, None
-            self._stint_from = self._known_from = {}
+            self._active, self._left = None, None
+            self._begin_with_floor(floor)
             self._min_steps = self._settings.min_verify_steps
         if active == self._active or active is None:
             return

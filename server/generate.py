@@ -29,6 +29,8 @@ MIN_TEMPERATURE = 0.01
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""As of vLLM's OpenAI routes. This route of it has no bound, and fails over a larger one."""
 
 
 class GenerateSampling(Struct, forbid_unknown_fields=True):
@@ -37,16 +39,16 @@ class GenerateSampling(Struct, forbid_unknown_fields=True):
     max_tokens: Count
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     n: Count = 1
-    seed: int | None = None
+    seed: Seed | None = None
     stop: list[str] = []
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
     """That many beside the drawn token's own, which always come."""
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0
     min_p: float = 0.0
-    min_tokens: int = 0
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

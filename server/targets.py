@@ -26,6 +26,8 @@ class Targets:
         self.active = BASE_VERSION if pointer is None else pointer
         self.is_managed = pointer is not None
         """Whether a version was ever activated here. Until then engines compute with whatever they were started with."""
+        self.since_s = store.active_since_s()
+        """Wall clock of the last change before this gateway started; 0 where there was none."""
         self._disk = Disk()
         self._lineage: list[int] = self._read_parent()
 

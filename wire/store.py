@@ -75,6 +75,13 @@ class ArtifactStore(Generic[Manifest]):
         """The version engines start from; None without one."""
         return self._read_pointer("active")
 
+    def active_since_s(self) -> float:
+        """When the pointer was last written, seconds of the wall clock; 0 where there is none."""
+        try:
+            return (self.root / "active").lstat().st_mtime
+        except OSError:
+            return 0.0
+
     def set_active(self, version: int) -> None:
         """Raises ArtifactError for a version that does not exist, OSError where the disk refuses."""
         self._write_pointer("active", version)

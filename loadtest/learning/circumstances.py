@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +22,15 @@ def why_stale(record: RunRecord | None, provenance: Provenance, directory: Path)
     The model is not asked for: it is among the settings, and an arm of other settings is none of this work.
     """
     now = _made_with(provenance.commit, machine(), provenance.versions)
-    then = {} if record is None else circumstances(record)
-    other = [f"{key} {then.get(key, 'unknown')}, now {value}" for key, value in now.items() if then.get(key) != value]
+    then = {} if record is None else _made_with(record.commit, record.machine, record.versions)
+    other = [
+        f"{key} {then.get(key, 'unknown')}, now {now.get(key, 'none')}"
+        for key in dict.fromkeys((*now, *then))
+        if now.get(key) != then.get(key)
+    ]
     if not other:
         return None
-    return f"measured otherwise ({'; '.join(other)}); to measure it afresh: rm -r {directory}, then this command again"
+    return f"measured otherwise ({'; '.join(other)}); to measure it afresh: rm -r {shlex.quote(str(directory))}, then this command again"
 
 
 def _made_with(commit: str | None, on: Mapping[str, str | int], versions: Mapping[str, str]) -> dict[str, str]:

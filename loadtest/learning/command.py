@@ -196,7 +196,7 @@ class _Runner:
         common = self._benchmark.model_dump(mode="json", include={"seed", "max_tokens", "settings", "phase"})
         weights = self._directory / arm.draft / DRAFT_DIR / WEIGHTS_FILE
         draft = file_sha256(weights) if self._benchmark.find(arm.draft) and weights.is_file() else None
-        parts = [common, arm.model_dump(mode="json"), list(self._up_arguments), draft]
+        parts = [common, arm.model_dump(mode="json"), _by_content(self._up_arguments), draft]
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
     def done(self) -> dict[str, DoneArm]:
@@ -216,6 +216,11 @@ class _Runner:
 
     def _is_of_this_work(self, arm: Arm, done: DoneArm | None) -> bool:
         return done is not None and done.digest == self._digest(arm)
+
+
+def _by_content(up_arguments: Sequence[str]) -> list[str]:
+    """A configuration file goes by what it says, which may be something else the next time."""
+    return [file_sha256(Path(word)) if word.startswith("/") and Path(word).is_file() else word for word in up_arguments]
 
 
 def _clear(directory: Path) -> None:

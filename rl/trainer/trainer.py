@@ -261,7 +261,7 @@ class Trainer:
         )
 
     def _shares(self, samples: Sequence[Sample], rows: Sequence[int]) -> Tensor:
-        """[N]: what one token of each rollout is of the minibatch's loss; 0 outside the minibatch."""
+        """[N]: what one token of each trajectory is of the minibatch's loss; 0 outside the minibatch."""
         lengths_N = torch.zeros(len(samples), dtype=torch.int64)
         for row in rows:
             lengths_N[row] = samples[row].num_outputs

@@ -348,8 +348,9 @@ def test_nixl_reads_its_lease_where_we_put_it() -> None:
 
 def test_nixl_checks_the_age_of_kv_as_ours_expects() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import pull_scheduler, pull_worker
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector, pull_scheduler, pull_worker
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlConnector, NixlPullConnector
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
     assert NixlConnector is NixlPullConnector
     assert "External module path takes priority" in inspect.getsource(KVConnectorFactory.get_connector_class)
@@ -359,7 +360,18 @@ def test_nixl_checks_the_age_of_kv_as_ours_expects() -> None:
     # When this fails, vLLM may check every read: then the connector of ours can go.
     assert "if self._bidirectional_kv_xfer_enabled and self._is_turn2_read_expired(meta):" in stock
     assert "req_id, None, self._recv_failures, record_failed_transfer=False" in stock
-    assert "remote_blocks_expiry_time=blocks_expiry_time" in inspect.getsource(pull_scheduler)
+    for name in ("meta.remote.engine_id", "in self._invalid_remote_engines", "not in self._remote_agents"):
+        assert name in stock
+    assert "self.xfer_stats.record_kv_expired_req()" in stock
+    assert parameters(NixlKVConnectorStats.record_kv_expired_req) == ["self"]
+    scheduler = inspect.getsource(pull_scheduler)
+    assert "remote_blocks_expiry_time=blocks_expiry_time" in scheduler
+    assert "do_remote_prefill=is_p_node" in scheduler
+    made = inspect.getsource(connector)
+    assert "self.kv_transfer_config = vllm_config.kv_transfer_config" in made
+    assert "self.connector_worker" in made
+    for hook in ("request_finished", "request_finished_all_groups"):
+        assert parameters(getattr(NixlPullConnector, hook)) == ["self", "request", "block_ids"]
 
 
 def test_nixl_still_moves_the_worker_to_the_last_core() -> None:

@@ -121,12 +121,12 @@ def test_a_stream_that_never_ends_fails_in_time_with_a_reason_of_its_own(piece: 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, new_session(1) as session:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             patience = asyncio.timeout(3600)
-            return await stream_chat(session, url, "m", PROMPT, answer_timeout_s=0.3, patience=patience)
+            return await stream_chat(session, url, "m", PROMPT, answer_timeout_s=1.0, patience=patience)
 
     result = asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
-    assert (outcome_of(result), result.error, result.has_left) == ("failed", "the answer did not end within 0.3 s", False)
+    assert (outcome_of(result), result.error, result.has_left) == ("failed", "the answer did not end within 1 s", False)
     assert result.text.startswith("word"), "what came before is kept"
-    assert result.ended_at_s - result.sent_at_s >= 0.3
+    assert result.ended_at_s - result.sent_at_s >= 1.0
 
 
 def test_an_answer_may_take_as_long_as_its_tokens_do() -> None:

@@ -17,6 +17,7 @@ from run_rig import Server, largest_file, lines, serving
 
 from loadtest.bars import learning_stream
 from loadtest.bars.registry import Bench, Measured
+from loadtest.learning import circumstances
 from loadtest.learning.arms import RunningArm
 from loadtest.learning.benchmark import SHIPPED, Arm, Benchmark
 from loadtest.learning.command import run_and_report
@@ -91,10 +92,11 @@ def run(
     arms: Sequence[str] = (),
     benchmark: Benchmark | None = None,
     provenance: Provenance = Provenance(None, {}, {}),
+    up_arguments: Sequence[str] = (),
 ) -> tuple[Results, dict[str, str], list[str]]:
     said: list[str] = []
     one = benchmark or Benchmark.read(SMOKE, [])
-    whole = run_and_report(one, arms, directory, machine.start, (), provenance, said.append)
+    whole = run_and_report(one, arms, directory, machine.start, up_arguments, provenance, said.append)
     return *asyncio.run(whole), said
 
 
@@ -223,6 +225,16 @@ def test_an_arm_of_other_work_is_not_mixed_in(tmp_path: Path) -> None:
     assert not results.arms
 
 
+def test_an_arm_of_another_configuration_file_by_the_same_name_is_not_mixed_in(tmp_path: Path) -> None:
+    config = tmp_path / "cpu.toml"
+    config.write_text("[depth]\n")
+    words = ("--config", str(config))
+    for text, is_refused in (("[depth]\n", False), ("[depth]\n", False), ("[depth]\nmode = 'fixed'\n", True)):
+        config.write_text(text)
+        results, failures, _ = run(tmp_path / "runs", Machine(), arms=["none"], up_arguments=words)
+        assert ("none" in failures, "none" in results.arms) == (is_refused, not is_refused)
+
+
 OLD, NEW = Provenance("c1", {"torch": "2"}, {}), Provenance("c2", {"torch": "2"}, {})
 
 
@@ -246,10 +258,22 @@ def test_an_arm_counts_for_no_bar_under_other_versions_or_where_nothing_tells_wh
     run(tmp_path, Machine(), arms=["none", "fresh"], provenance=OLD)
     results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=replace(OLD, versions={"torch": "3"}))
     assert "version of torch 2, now 3" in results.stale["none"]
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=replace(OLD, versions={}))
+    assert "version of torch 2, now none" in results.stale["none"]
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    assert not results.stale
     (tmp_path / "none" / "run.json").unlink()
     results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
     assert results.stale.keys() == {"none"}
     assert "commit unknown, now c1" in results.stale["none"]
+
+
+def test_an_arm_counts_for_no_bar_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    here = circumstances.machine()
+    monkeypatch.setattr(circumstances, "machine", lambda: here | {"processor": "a faster one"})
+    results, _, _ = run(tmp_path, Machine(), arms=["none"], provenance=OLD)
+    assert f"processor {here['processor']}, now a faster one" in results.stale["none"]
 
 
 def test_the_bars_record_in_every_arm_what_measured_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,14 +116,25 @@ def test_after_a_change_of_the_target_only_drafts_made_for_it_are_pairs(tmp_path
             assert await rig.metric("paceline_calibration_pairs") == 0.0
             assert (await rig.activate(2, 3, force=True)).status == 200
             assert await rig.metric("paceline_calibration_pairs") == 0.0, "it was judged on the target before"
-            version = publish(tmp_path, gate=msgspec.structs.replace(ACCEPTED, candidate_al=1.6))
-            directory = DraftStore(tmp_path).directory(version)
-            made = msgspec.structs.replace(read_manifest(directory, DraftManifest), created_at_s=time.time())
-            write_manifest(directory, made)
+            version = _publish_now(tmp_path, 1.6)
             assert (await rig.activate(version, 2)).status == 200
-            tally = _tally(1.5)
-            await rig.count(rig.engine, version, tally.num_verify_steps, tally.accepted)
-            view = msgspec.convert((await rig.status())["calibration"], CalibrationView)
-            assert [(pair.version, pair.simulated_al) for pair in view.pairs] == [(version, 1.6)]
+            await _assert_only_pair(rig, version, 1.6)
+        async with running(tmp_path) as rig:
+            await _serve_all(rig)
+            await _assert_only_pair(rig, version, 1.6)
 
     run(scenario())
+
+
+def _publish_now(state_dir: Path, simulated_al: float) -> int:
+    version = publish(state_dir, gate=msgspec.structs.replace(ACCEPTED, candidate_al=simulated_al))
+    directory = DraftStore(state_dir).directory(version)
+    write_manifest(directory, msgspec.structs.replace(read_manifest(directory, DraftManifest), created_at_s=time.time()))
+    return version
+
+
+async def _assert_only_pair(rig: GatewayRig, version: int, simulated_al: float) -> None:
+    tally = _tally(1.5)
+    await rig.count(rig.engine, version, tally.num_verify_steps, tally.accepted)
+    view = msgspec.convert((await rig.status())["calibration"], CalibrationView)
+    assert [(pair.version, pair.simulated_al) for pair in view.pairs] == [(version, simulated_al)]

@@ -183,6 +183,18 @@ def test_nothing_is_known_of_the_floor_under_another_target(tmp_path: Path, serv
     assert [change.version for change in world.changes] == [FLOOR]
 
 
+def test_a_draft_made_the_floor_later_is_not_known_by_what_it_did_under_another_target(tmp_path: Path) -> None:
+    world = scene(tmp_path)
+    world.drafts.active = LEARNED
+    world.serve(100, {LEARNED: 0.7})
+    world.ledger.forget_recent()
+    world.watch.forget()
+    world.drafts.active, world.drafts.floor = FLOOR, LEARNED
+    world.serve(400, {FLOOR: 0.1})
+    assert not world.changes
+    assert world.watch.view.state == "unknown"
+
+
 def test_a_harder_kind_of_traffic_under_the_same_name_costs_one_look_at_the_floor(tmp_path: Path) -> None:
     """Both drafts fall. That looks like a loss, the floor comes back, proves worse, and is known by that from then on."""
     world = scene(tmp_path)

@@ -370,6 +370,25 @@ def test_a_pointer_that_cannot_be_written_refuses_the_first_change(tmp_path: Pat
     run(scenario())
 
 
+def test_a_pointer_that_cannot_be_moved_leaves_the_new_target_serving_and_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            for _ in range(2):
+                publish_target(tmp_path)
+            assert (await rig.activate_target(1, 0)).json["persisted"] is True
+            pointer = tmp_path / "targets" / "active"
+            pointer.unlink()
+            pointer.mkdir()
+            reply = await rig.activate_target(2, 1, reason="step 2")
+            assert (reply.status, reply.json["outcome"], reply.json["persisted"]) == (200, "committed", False)
+            assert reply.json["reason"].startswith("step 2; it serves, but the pointer on disk still names the old target")
+            await _serves(rig, 2)
+            assert (await rig.roll_back_target(2)).json["version"] == 1
+            await _serves(rig, 1)
+
+    run(scenario())
+
+
 def test_no_canary_and_no_floor_watch_blames_a_draft_for_another_target(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, canary=CanarySettings(check_every_s=0.01)) as rig:
