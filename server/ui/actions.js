@@ -138,7 +138,10 @@ export class CaptureControl {
 
 export function installActions(state, refresh) {
   byId("confirm-form").addEventListener("submit", (event) => submit(event, refresh));
-  byId("confirm").addEventListener("close", () => (pending = null));
+  byId("confirm").addEventListener("close", () => {
+    // Told a turn after it closed; by then the next question may stand.
+    if (!byId("confirm").open) pending = null;
+  });
   document.addEventListener("click", (event) => {
     const source = event.target.closest("[data-action]");
     if (!source) return;

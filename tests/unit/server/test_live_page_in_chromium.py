@@ -209,8 +209,13 @@ def test_an_operator_swaps_and_is_told_why_not(tmp_path: Path) -> None:
             await page.press("Escape")
             await page.until("!document.getElementById('confirm').open")
 
+            # One question right after another: the end of the first is told while the second stands.
             await page.until("document.querySelector('[data-action=roll-back]').textContent === 'Roll back to v1'")
-            await confirm(page, "[data-action='roll-back']")
+            await page.click("[data-action='activate'][data-version='0']")
+            next_question = "document.querySelector('[data-action=roll-back]').click()"
+            await page.ask(f"document.getElementById('confirm').close(); {next_question}")
+            await page.until("document.getElementById('confirm').open")
+            await page.click("#confirm-go")
             await eventually(lambda: rig.gateway.drafts.active == 1)
 
             # The floor never passed the gate, so it takes force.
