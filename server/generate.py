@@ -37,7 +37,8 @@ class GenerateSampling(Struct, forbid_unknown_fields=True):
     max_tokens: Count
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     n: Count = 1
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """vLLM takes -1 for none."""
     stop: list[str] = []
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
