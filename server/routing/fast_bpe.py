@@ -48,13 +48,15 @@ class FastBpe:
         ranks = _ranks(tokenizer, parts["model"], special.values()) if pattern and special is not None else None
         if pattern is None or special is None or not ranks:
             return None
+        words = [*special, *(token.decode(errors="replace") for token in ranks)]
         num_ids = max([*ranks.values(), *special.values()]) + 1
         # `tiktoken` cannot be without a byte; `tokenizers` skips those it has no token for.
         missing = [bytes([byte]) for byte in range(256) if bytes([byte]) not in ranks]
         ranks |= {byte: num_ids + place for place, byte in enumerate(missing)}
         encoding = tiktoken.Encoding("target", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-        fast = cls(encoding, num_ids, needs_ascii=parts["normalizer"] is not None)
-        return fast if all(_agree(fast, tokenizer, text) for text in _probes(tokenizer)) else None
+        needs_ascii = parts["normalizer"] is not None
+        fast = cls(encoding, num_ids, needs_ascii=needs_ascii)
+        return fast if all(_agree(fast, tokenizer, text) for text in _probes(words, needs_ascii=needs_ascii)) else None
 
     def encode(self, text: str) -> list[int] | None:
         """None where `tokenizers` must be asked; raises UnicodeError for what is no Unicode text."""
@@ -126,11 +128,11 @@ def _byte_units() -> dict[str, int]:
 _BYTES = _byte_units()
 
 
-def _probes(tokenizer: Tokenizer) -> Iterator[str]:
-    """Texts of all tokens, one after another and with spaces between them."""
-    words = tokenizer.decode_batch([[token_id] for token_id in range(tokenizer.get_vocab_size())], skip_special_tokens=False)
+def _probes(words: list[str], *, needs_ascii: bool) -> Iterator[str]:
+    """Texts of all words, or of those in ASCII, one after another and with spaces between them."""
+    tried = [word for word in words if word.isascii()] if needs_ascii else words
     for gap in ("", " "):
-        text = gap.join(words)
+        text = gap.join(tried)
         yield from (text[start : start + _PROBE_CHARS] for start in range(0, len(text), _PROBE_CHARS))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from server.routing import fast_bpe
 from server.routing.fast_bpe import MAX_CHARS, FastBpe
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -125,6 +126,23 @@ def test_tokenizers_that_disagree_on_their_own_vocabulary_are_not_taken() -> Non
     assert FastBpe.of(by_hand([("a", "b"), ("b", "c"), ("ab", "c")])) is not None
     # "abc" never comes to be here: "bc" is merged first, and nothing merges "a" with it.
     assert FastBpe.of(by_hand([("b", "c"), ("a", "b"), ("ab", "c")])) is None
+
+
+@pytest.mark.parametrize("make", [gpt2, qwen, cl100k])
+def test_every_tokenizer_is_tried_on_its_words_as_texts_that_are_not_left_to_the_other(
+    make: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    agree = fast_bpe._agree
+
+    def noted(fast: FastBpe, tokenizer: Tokenizer, text: str) -> bool:
+        tried.append(text)
+        assert fast.encode(text) is not None
+        return agree(fast, tokenizer, text)
+
+    monkeypatch.setattr(fast_bpe, "_agree", noted)
+    assert FastBpe.of(make()) is not None
+    assert all(word in tried[0] for word in ("quick", " return", "<|im_start|>", "\n\n"))
 
 
 def test_a_token_that_the_merges_never_make_of_its_own_text_is_noticed_wherever_it_is_hidden() -> None:
