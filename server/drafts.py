@@ -32,7 +32,8 @@ class NotAccepted(SwapError):
 class Drafts:
     """Active version, those before it, and those that were rolled back."""
 
-    def __init__(self, store: DraftStore) -> None:
+    def __init__(self, store: DraftStore, *, target_since_s: float = 0.0) -> None:
+        """`target_since_s` is the Unix time since which the target that serves does."""
         self.store = store
         self.active: int | None = store.active()
         self.floor: int | None = store.floor()
@@ -40,7 +41,7 @@ class Drafts:
         self.rolled_back: dict[int, str] = {}
         self.simulated_al: dict[int, float] = {}
         """By version, as the gate put it into the manifest, of drafts made for the target that serves."""
-        self._target_since_s = 0.0
+        self._target_since_s = target_since_s
         self._disk = Disk()
         self._lineage: list[int] = []
         self._read_records()

@@ -91,13 +91,14 @@ class Gateway:
         self.ledger = AcceptanceLedger(
             max_label_values=settings.max_label_values, window_steps=WINDOW_PER_VERDICT * config.canary.min_verify_steps
         )
-        self.drafts = Drafts(DraftStore(config.state_dir))
+        targets = TargetStore(config.state_dir)
+        self.drafts = Drafts(DraftStore(config.state_dir), target_since_s=targets.active_since_s())
         self.canary = Canary(self.ledger, config.canary)
         self.floor_watch = FloorWatch(self.ledger, self.drafts, config.canary)
         changing = asyncio.Lock()
         self.target = TargetCoordinator(
             self.fleet,
-            Targets(TargetStore(config.state_dir)),
+            Targets(targets),
             self.metrics,
             changing,
             deadline_s=settings.swap_deadline_s,

@@ -87,6 +87,13 @@ class TargetStore(ArtifactStore[TargetManifest]):
     def exists(self, version: int) -> bool:
         return version == BASE_VERSION or super().exists(version)
 
+    def active_since_s(self) -> float:
+        """Unix time at which the pointer was written last; 0.0 without one."""
+        try:
+            return (self.root / "active").lstat().st_mtime
+        except OSError:
+            return 0.0
+
     def weights(self, version: int) -> Path:
         """The file of a version above 0."""
         return self.directory(version) / WEIGHTS_FILE

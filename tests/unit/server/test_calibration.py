@@ -125,5 +125,7 @@ def test_after_a_change_of_the_target_only_drafts_made_for_it_are_pairs(tmp_path
             await rig.count(rig.engine, version, tally.num_verify_steps, tally.accepted)
             view = msgspec.convert((await rig.status())["calibration"], CalibrationView)
             assert [(pair.version, pair.simulated_al) for pair in view.pairs] == [(version, 1.6)]
+        async with running(tmp_path) as rig:
+            assert rig.gateway.drafts.simulated_al == {version: 1.6}, "a gateway that is started anew knows since when"
 
     run(scenario())
