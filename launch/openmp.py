@@ -25,7 +25,7 @@ def _group_of(pid: int) -> int | None:
 
 
 def remove_marks(pids: Iterable[int]) -> None:
-    """Remove the shared memory, a page of memory each, by which these processes told that they have OpenMP loaded."""
+    """Remove the shared memory, a page of memory each, by which these processes of this user told that they have OpenMP loaded."""
     for pid in pids:
         with suppress(OSError):
-            (_SHARED_MEMORY / f"__KMP_REGISTERED_LIB_{pid}_0").unlink()
+            (_SHARED_MEMORY / f"__KMP_REGISTERED_LIB_{pid}_{os.getuid()}").unlink()

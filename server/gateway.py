@@ -127,12 +127,13 @@ class Gateway:
         self.routing_metrics = RoutingMetrics(self.metrics.registry)
         self.kv_index = KvIndex(config.routing.max_index_blocks)
         self.kv_listener = self._new_kv_listener(self.routing_metrics) if config.kv_events_endpoint else None
-        self.prompts = Prompts(config.target_dir, self._max_model_len)
+        self.prompts = Prompts(config.target_dir, self._max_model_len) if len(config.engines) > 1 else None
+        """None where there is one engine: nothing depends on what it is asked."""
         self.router = Router(self.fleet, self.kv_index, config.routing, self.routing_metrics)
         self.proxy = Proxy(
             self.fleet,
             self.metrics,
-            prompts=self.prompts if len(config.engines) > 1 else None,
+            prompts=self.prompts,
             router=self.router,
             legs=Legs(
                 self.session,
@@ -141,7 +142,7 @@ class Gateway:
                 prefills=self.prefills,
                 wants_full_report=self._wants_full_report,
             ),
-            open_stream=Resumption(self.fleet, self.prompts.tokenizer).open,
+            open_stream=Resumption(self.fleet, self.prompts.tokenizer if self.prompts else None).open,
             max_moves=config.routing.max_moves,
         )
         self.status = StatusPage(self)
@@ -185,7 +186,8 @@ class Gateway:
         public, admin = self._server(self.public), self._server(self.admin)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.context.destroy, linger=0)
-            stack.callback(self.prompts.close)
+            if self.prompts is not None:
+                stack.callback(self.prompts.close)
             await stack.enter_async_context(self.session)
             stack.push_async_callback(self.prefills.close)
             await stack.enter_async_context(self.chores.running(self._chores()))

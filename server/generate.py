@@ -29,8 +29,8 @@ MIN_TEMPERATURE = 0.01
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""As of vLLM's OpenAI routes. This route of it has no bound, and fails over a larger one."""
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""At most as of vLLM's OpenAI routes; this route of it has no bound, and fails over a larger one. It takes -1 for none."""
 
 
 class GenerateSampling(Struct, forbid_unknown_fields=True):

@@ -72,7 +72,6 @@ class Proxy:
         self._fleet = fleet
         self._metrics = metrics
         self._prompts = prompts
-        """None where there is one engine: nothing depends on what it is asked."""
         self._router = router
         self._legs = legs
         self._open_stream = open_stream
@@ -287,6 +286,7 @@ async def first_to_end(work: Awaitable[None], *ends: Awaitable[object]) -> int:
     """
     task = asyncio.current_task()
     assert task is not None
+    num_cancels = task.cancelling()
     first = 0
     is_over = False
 
@@ -303,7 +303,8 @@ async def first_to_end(work: Awaitable[None], *ends: Awaitable[object]) -> int:
         await work
         return 0
     except asyncio.CancelledError:
-        if not first or task.cancelling() > 1:
+        if not first or task.cancelling() > num_cancels + 1:
+            # Somebody else wants the caller to end, too.
             raise
         watches[first - 1].result()
         return first

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from waiting import DEADLINE_S, wait_until
 
-from launch import supervise
+from launch import openmp, supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.rundir import LaunchError
 from launch.supervise import Supervisor, backoff_s
@@ -194,7 +194,7 @@ def test_the_shared_memory_that_openmp_leaves_goes_with_the_group(harness: Harne
     assert stopped is not None
     assert killed is not None
     pids = [stopped.pid, first_pid(tmp_path / "stopped.log"), killed.pid, first_pid(tmp_path / "killed.log")]
-    marks = [Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_0") for pid in (*pids, os.getpid())]
+    marks = [Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}") for pid in (*pids, os.getpid())]
     untouched = [marks[-1].with_name(f"{marks[0].name}{ending}") for ending in ("1", ".other")]
     are_ours = [not path.exists() for path in (*marks, *untouched)]
     for path in (*marks, *untouched):
@@ -211,6 +211,18 @@ def test_the_shared_memory_that_openmp_leaves_goes_with_the_group(harness: Harne
         for path, is_ours in zip((*marks, *untouched), are_ours, strict=True):
             if is_ours:
                 path.unlink(missing_ok=True)
+
+
+def test_the_shared_memory_that_openmp_leaves_is_named_by_process_and_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openmp, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    names = ["__KMP_REGISTERED_LIB_7_10001", "__KMP_REGISTERED_LIB_7_0", "__KMP_REGISTERED_LIB_8_10001"]
+    for name in names:
+        (tmp_path / name).touch()
+    openmp.remove_marks([7, 9])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_what_ends_is_started_again_and_its_leftovers_are_killed(harness: Harness, tmp_path: Path) -> None:
@@ -373,7 +385,7 @@ def test_nothing_survives_a_sigkill_of_the_supervisor(tmp_path: Path) -> None:
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from launch import supervise
+from launch import openmp, supervise
 from launch.plan import ProcessSpec, Readiness, RestartPolicy
 from launch.supervise import Supervisor
 spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", {WITH_GRANDCHILD!r}), env={{}}, cores=(),

@@ -145,6 +145,8 @@ BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
     "users' priority": ({"priority": 0}, "priority"),
     "an endless salt": ({"cache_salt": "s" * 600}, "cache_salt"),
     "stream options of no stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "a seed that is taken for none": ({"sampling_params": {"max_tokens": 2, "seed": -1}}, "seed"),
+    "a seed that no engine can hold": ({"sampling_params": {"max_tokens": 2, "seed": 1 << 63}}, "seed"),
     "a temperature below zero": ({"sampling_params": {"max_tokens": 2, "temperature": -0.1}}, "temperature"),
     "a seed that no generator takes": ({"sampling_params": {"max_tokens": 2, "seed": 2**64}}, "seed"),
     "a number that is no float": ({"sampling_params": {"max_tokens": 2, "min_tokens": 10**400}}, "min_tokens"),

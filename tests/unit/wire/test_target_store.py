@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -27,11 +28,12 @@ def test_versions_count_up_from_one_because_zero_is_the_targets_own_directory(st
 
 
 def test_the_pointer_may_name_version_zero_and_whatever_is_there(store: TargetStore) -> None:
-    assert store.active() is None
+    assert (store.active(), store.active_since_s()) == (None, 0.0)
     version = store.publish(fill_target)
     for active in (0, version, 0):
         store.set_active(active)
         assert store.active() == active
+        assert store.active_since_s() == pytest.approx(time.time(), abs=60.0)
     with pytest.raises(ArtifactError, match="target 7 does not exist; GET /admin/targets"):
         store.set_active(7)
 
