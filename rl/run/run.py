@@ -31,6 +31,7 @@ from rl.run.directory import RunDirectory
 from rl.run.heldout import Heldout, told
 from rl.run.load import follow
 from rl.run.metrics import StepMetrics, environment_share, longest_pause_s, progress
+from rl.run.pace import Pace
 from rl.run.problems import Problems
 from rl.run.record import RunRecord, Steering, write_record
 from rl.run.resume import Resumed, take_up
@@ -79,6 +80,7 @@ class Run:
         self._num_skipped = 0
         self._num_tokens_before = 0
         self._keep_s = 0.0
+        self._pace = Pace()
         self.ledger, waiting = take_up(directory, settings, parts.trainer.version, resumed)
         names = [environment.name for environment in parts.environments]
         self._problems = Problems(
@@ -182,13 +184,12 @@ class Run:
         before = self.ledger.state.version
         version = await asyncio.to_thread(self._parts.trainer.publish, self._parts.sink)
         stations.end("write")
-        num_tokens = self.generator.counts.num_tokens - self._num_tokens_before
         self.generator.watch.begin()
         reason = f"step {self._num_steps + 1} of the RL run {self._settings.name}"
         swap = await self._parts.updates.activate(version, expected_active=before, reason=reason)
         self.generator.watch.end(version)
         self.ledger.advance(version)
-        self.generator.tokens_per_update = num_tokens / self.generator.num_seats if num_tokens else None
+        self.generator.tokens_per_update = self._pace.update(self.generator.counts.num_tokens, self.generator.seat_s)
         self._num_skipped = 0
         stations.end("activate")
         return swap
