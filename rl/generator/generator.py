@@ -98,9 +98,9 @@ class Generator:
         return self._seats.observe(reading)
 
     @property
-    def num_seats(self) -> int:
-        """Rollouts that may be in the engines at a time."""
-        return self._seats.cap
+    def seat_s(self) -> float:
+        """Seconds that requests which have ended were in the engines, all together; `counts.num_tokens` is what they brought."""
+        return self._seats.held_s
 
     @property
     def num_seated(self) -> int:

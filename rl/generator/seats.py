@@ -44,6 +44,8 @@ class Seats:
         self._priorities: dict[str, int] = {}
         self._num_granted = 0
         self.num_preempted = 0
+        self.held_s = 0.0
+        """Seconds of all seats that were given back."""
 
     @property
     def cap(self) -> int:
@@ -58,11 +60,16 @@ class Seats:
     async def seat(self, rollout_id: str) -> AsyncIterator[int]:
         """Wait for a seat and hold it; gives vLLM's priority. Raises Preempted where it is taken away meanwhile."""
         request = self._requests[rollout_id] = _Request()
+        loop = asyncio.get_running_loop()
         self._on_change()
         try:
             await request.granted.wait()
-            async with asyncio.timeout(None) as request.stop:
-                yield self._priorities.get(rollout_id, priority.LAST)
+            granted_s = loop.time()
+            try:
+                async with asyncio.timeout(None) as request.stop:
+                    yield self._priorities.get(rollout_id, priority.LAST)
+            finally:
+                self.held_s += loop.time() - granted_s
         except TimeoutError as error:
             if request.stop is None or not request.stop.expired():
                 raise

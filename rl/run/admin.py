@@ -8,7 +8,6 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from wire.control import AdminStatus
 from wire.errors import PacelineError
 from wire.target_control import ActivateTargetRequest, TargetList, TargetSwapReport
 
@@ -57,11 +56,8 @@ class Admin:
         """Raises AdminSilent or AdminRefused, as all here do."""
         return await self._call("GET", "/admin/targets", TargetList)
 
-    async def status(self) -> AdminStatus:
-        return await self._call("GET", "/admin/status", AdminStatus)
-
     async def activate(self, version: int, request: ActivateTargetRequest, *, key: str) -> TargetSwapReport:
-        """The same key asks for the same change, however often it is sent."""
+        """The same key asks for the same change, however often it is sent, and a refusal for good is given again under it."""
         return await self._call(
             "POST",
             f"/admin/targets/{version}/activate",

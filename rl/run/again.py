@@ -18,8 +18,10 @@ from wire.errors import ConfigError, TrainerError
 def replay_step(state_dir: Path, name: str, target_dir: Path, number: int) -> Iterator[str]:
     """The step's report as lines of JSON, and how it differs from the one on disk. number: from 1, as a run's lines tell it.
 
-    Raises TrainerError where the batches since a checkpoint before it are gone.
+    Raises ConfigError where there is no such run or number, TrainerError where the batches since a checkpoint before it are gone.
     """
+    if number < 1:
+        raise ConfigError(f"--step counts from 1, as a run's lines number its steps, got {number}")
     directory = RunDirectory.of(state_dir, name)
     if not directory.settings.is_file():
         raise ConfigError(f"no run called {name!r} in {state_dir / 'rl'}; begin one with `paceline rl run CONFIG`")
@@ -27,7 +29,10 @@ def replay_step(state_dir: Path, name: str, target_dir: Path, number: int) -> It
     trainer = Trainer(target_dir, settings.trainer, settings.algorithm)
     checkpoints = Checkpoints(directory.checkpoints, num_kept=settings.trainer.num_checkpoints)
     dumps = Dumps(directory.dumps, num_kept=settings.trainer.num_dumps)
-    made = replay(trainer, checkpoints, dumps, number - 1)
+    try:
+        made = replay(trainer, checkpoints, dumps, number - 1)
+    except TrainerError as error:
+        raise TrainerError(f"step {number} is number {number - 1} on disk: {error}") from error
     yield msgspec.json.format(msgspec.json.encode(made), indent=2).decode()
     try:
         told = dumps.report(number - 1)

@@ -20,12 +20,13 @@ COLLAPSE = 0.5
 
 
 def shares(metrics: Sequence[StepMetrics]) -> dict[str, float]:
-    """Of the run's time, by what the loop did: `rollouts` (it waited for them), `training`, `updates`, `checkpoints`."""
+    """Of the run's time, by what the loop did: `rollouts` (it waited for them), `training`, `updates`, `checkpoints`, `held-out problems`."""
     spent = {
         "rollouts": sum(each.wait_s for each in metrics),
         "training": sum(each.train_s for each in metrics),
         "updates": sum(each.write_s + each.activate_s for each in metrics),
         "checkpoints": sum(each.keep_s for each in metrics),
+        "held-out problems": sum(each.heldout_s for each in metrics),
     }
     whole_s = sum(spent.values())
     return {name: seconds / whole_s if whole_s > 0.0 else 0.0 for name, seconds in spent.items()}
@@ -53,6 +54,8 @@ def what_limits(metrics: Sequence[StepMetrics], settings: RunSettings) -> str:
             )
         case "updates":
             return f"changes of the target: {share:.0%} of the time. More groups per step ({settings.groups_per_step}) make them rarer"
+        case "held-out problems":
+            return f"held-out problems: {share:.0%} of the time; raise rl.heldout.every_steps, or ask fewer (num_problems)"
         case _:
             return (
                 f"checkpoints: {share:.0%} of the time; raise rl.checkpoint_every_steps ({settings.checkpoint_every_steps}) and "
@@ -77,15 +80,19 @@ def what_is_wrong(metrics: Sequence[StepMetrics]) -> Iterator[str]:
 
 def _alarms(metrics: Sequence[StepMetrics]) -> Iterator[str]:
     """Numbers that no longer agree, and steps left out, as the newest step that says so puts it."""
-    newest: dict[str, str] = {}
-    number: Counter[str] = Counter()
+    newest: dict[tuple[str, str], str] = {}
+    number: Counter[tuple[str, str]] = Counter()
     for each in metrics:
         for text in each.report.alarms:
-            name = text.partition(" is ")[0]
-            newest[name] = text
-            number[name] += 1
-    for name, text in newest.items():
-        yield f"in {number[name]} of {len(metrics)} steps: {text}"
+            name, _, rest = text.partition(" is ")
+            which = (
+                name,
+                rest.partition("; ")[2],
+            )  # a number of all tokens and of the newest weights' own has one name, and other advice
+            newest[which] = text
+            number[which] += 1
+    for which, text in newest.items():
+        yield f"in {number[which]} of {len(metrics)} steps: {text}"
     skipped = [why for each in metrics for why in each.report.skipped]
     if skipped:
         yield f"{len(skipped)} updates were left out, the last because {skipped[-1]}: lower rl.trainer.learning_rate"

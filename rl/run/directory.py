@@ -2,10 +2,12 @@
 
 checkpoints/  dumps/     the trainer's (`rl/trainer/checkpoint.py`, `dumps.py`)
 groups/                  finished groups
-record                   ledger and open groups, after every finished group and every step
+record                   ledger and open groups, after every finished group and every step, and each second in which rollouts finish
 history.jsonl            what became of each group
 metrics.jsonl            what each step was
+heldout.jsonl            what held-out problems earned
 settings.json            of the process that ran last
+lock                     held while a process runs it
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class HeldoutResult(Struct, frozen=True, kw_only=True, tag="rl_heldout"):
 
 
 class Heldout:
-    """Plays the problems through the gateway, as many at a time as training does, in seats of its own."""
+    """Plays the problems through the gateway, as many at a time as training ever may, in seats of its own."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Heldout:
         turns = Turns(
             generator,
             self._gateway,
-            _Places(generator.concurrency.least),
+            _Places(generator.concurrency.most),
             TargetWatch(version),
             GeneratorCounts(),
             vocab_size=self._target.vocab_size,
@@ -142,11 +142,16 @@ def gain(first: HeldoutResult, last: HeldoutResult) -> tuple[float, float, float
 
 def told(results: Sequence[HeldoutResult]) -> str:
     """Of one moment, in a line."""
-    means = [
-        f"{result.environment} failed" if result.mean is None else f"{result.environment} {result.mean:.3f}"
-        for result in results
-    ]
+    means = [f"{result.environment} {_told_mean(result)}" for result in results]
     return f"held out, after {results[0].num_steps} steps: {', '.join(means)} ({len(results[0].rewards)} problems each)"
+
+
+def _told_mean(result: HeldoutResult) -> str:
+    """With how many its mean leaves out."""
+    num_failed = sum(reward is None for reward in result.rewards)
+    if result.mean is None:
+        return "failed"
+    return f"{result.mean:.3f}" + (f" without {num_failed} that failed" if num_failed else "")
 
 
 def gains(results: Sequence[HeldoutResult]) -> list[str]:

@@ -37,6 +37,8 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
     """In which the slowest engine made no tokens."""
     keep_s: float = 0.0
     """Checkpoint and pruning after the step before this one."""
+    heldout_s: float = 0.0
+    """Held-out problems before this step."""
     acceptance_length: float | None = None
     """Of the draft under the target before; None: not measured."""
     num_tokens: int = 0
@@ -53,7 +55,7 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
 
     @property
     def duration_s(self) -> float:
-        return self.wait_s + self.train_s + self.write_s + self.activate_s + self.keep_s
+        return self.wait_s + self.train_s + self.write_s + self.activate_s + self.keep_s + self.heldout_s
 
 
 def longest_pause_s(swap: TargetSwapReport | None) -> float:

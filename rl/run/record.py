@@ -1,4 +1,4 @@
-"""Where a run stands, on disk after every finished group and every step.
+"""Where a run stands, on disk after every finished group and every step, and each second in which rollouts finish.
 
 The trainer's checkpoints hold gigabytes and are made now and then. In between, this small record holds the ledger and the open groups,
 finished groups are files (`finished.py`) and each batch was dumped before it was learned from: a checkpoint, the batches since and the

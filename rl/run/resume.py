@@ -36,6 +36,8 @@ class Resumed:
     """Finished groups on disk; those in training at the kill among them."""
     history_bytes: int | None
     """None: the history is kept as it is."""
+    num_remade: int = 0
+    """Steps since the checkpoint, which were made again from their batches."""
     steering: Steering = field(default_factory=Steering)
     """New where only a checkpoint could be used."""
 
@@ -45,6 +47,7 @@ def resume(
 ) -> Resumed:
     """Bring the trainer there. Raises TrainerError where there is a run and nothing of it can be used."""
     progress = checkpoints.restore(trainer)
+    num_before = trainer.num_steps
     if record is not None and _catch_up(trainer, dumps, record):
         return Resumed(
             record.num_steps,
@@ -52,6 +55,7 @@ def resume(
             record.generator,
             _read(finished, record.ledger),
             record.history_bytes,
+            record.num_steps - num_before,
             record.steering,
         )
     if progress is not None:

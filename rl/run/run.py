@@ -4,7 +4,8 @@
                      ledger: none is older than eta, none is lost, none counts twice
 
 One event loop holds generator, ledger and this loop; the trainer's work is done beside it, so that rollouts go on while it trains.
-After every finished group and every step a record is written (`record.py`), from which a process that follows a killed one goes on.
+After every finished group and every step, and each second in which rollouts finish, a record is written (`record.py`), from which a
+process that follows a killed one goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -31,6 +33,7 @@ from rl.run.directory import RunDirectory
 from rl.run.heldout import Heldout, told
 from rl.run.load import follow
 from rl.run.metrics import StepMetrics, environment_share, longest_pause_s, progress
+from rl.run.pace import Pace
 from rl.run.problems import Problems
 from rl.run.record import RunRecord, Steering, write_record
 from rl.run.resume import Resumed, take_up
@@ -47,6 +50,8 @@ from wire.target_control import TargetSwapReport
 
 log = logging.getLogger(__name__)
 
+RECORD_EVERY_S = 1.0
+"""While rollouts finish whose group does not yet."""
 MAX_SKIPPED = 3
 """Steps in a row that were not finite; more of the same would follow."""
 
@@ -76,9 +81,12 @@ class Run:
         self._dumps = Dumps(directory.dumps, num_kept=settings.trainer.num_dumps)
         self._history, self._finished, self._metrics = directory.history, directory.finished, directory.metrics
         self._num_steps = resumed.num_steps
+        # The kill came before it was whole. When the next one is due, the batches since the last one would not all be there.
+        self._is_checkpoint_due = resumed.num_remade >= settings.checkpoint_every_steps
         self._num_skipped = 0
         self._num_tokens_before = 0
-        self._keep_s = 0.0
+        self._keep_s = self._heldout_s = 0.0
+        self._pace = Pace()
         self.ledger, waiting = take_up(directory, settings, parts.trainer.version, resumed)
         names = [environment.name for environment in parts.environments]
         self._problems = Problems(
@@ -123,10 +131,12 @@ class Run:
     async def go(self) -> None:
         """Until all steps are made. What fails is raised in an ExceptionGroup: PacelineErrors say what to do."""
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self.generator.run())]
+            helpers = [tasks.create_task(self.generator.run()), tasks.create_task(self._record_rollouts())]
             limits = self._settings.generator.concurrency
             if limits.least < limits.most:
                 helpers.append(tasks.create_task(follow(self._parts.gateway, self.generator)))
+            if self._is_checkpoint_due:
+                await self._save()
             await self._examine()
             while self._num_steps < self._settings.num_steps:
                 await self._step()
@@ -167,9 +177,12 @@ class Run:
         is_known = any(result.num_steps == num_steps for result in self._directory.heldout.read())
         if self._heldout is None or not is_due or is_known:
             return
+        stations = Stations()
         results = await self._heldout.measure(num_steps=num_steps, version=self.ledger.state.version)
         self._directory.heldout.append(*results)
         self._say(told(results))
+        stations.end("heldout")
+        self._heldout_s = stations.seconds("heldout")
 
     def _learn(self, batch: Sequence[Group]) -> StepReport:
         self._dumps.write(self._parts.trainer, batch)
@@ -182,13 +195,12 @@ class Run:
         before = self.ledger.state.version
         version = await asyncio.to_thread(self._parts.trainer.publish, self._parts.sink)
         stations.end("write")
-        num_tokens = self.generator.counts.num_tokens - self._num_tokens_before
         self.generator.watch.begin()
         reason = f"step {self._num_steps + 1} of the RL run {self._settings.name}"
         swap = await self._parts.updates.activate(version, expected_active=before, reason=reason)
         self.generator.watch.end(version)
         self.ledger.advance(version)
-        self.generator.tokens_per_update = num_tokens / self.generator.num_seats if num_tokens else None
+        self.generator.tokens_per_update = self._pace.update(self.generator.counts.num_tokens, self.generator.seat_s)
         self._num_skipped = 0
         stations.end("activate")
         return swap
@@ -231,7 +243,15 @@ class Run:
         self._temperature, decision = temperature.decide(self._settings.temperature, self._temperature, reading)
         self.generator.temperature = decision.temperature
 
+    async def _record_rollouts(self) -> NoReturn:
+        """Until it is cancelled: of groups that run, too, a kill loses no more than the last moment's rollouts."""
+        while True:
+            await asyncio.sleep(RECORD_EVERY_S)
+            if self.generator.counts.num_rollouts > self._num_recorded_rollouts:
+                self._record()
+
     def _record(self) -> None:
+        self._num_recorded_rollouts = self.generator.counts.num_rollouts
         record = RunRecord(
             num_steps=self._num_steps,
             ledger=self.ledger.state,
@@ -275,6 +295,7 @@ class Run:
             activate_s=stations.seconds("activate"),
             pause_s=longest_pause_s(swap),
             keep_s=self._keep_s,
+            heldout_s=self._heldout_s,
             acceptance_length=swap.acceptance_length if swap is not None else None,
             num_tokens=counts.num_tokens - self._num_tokens_before,
             environment_share=environment_share(batch),
@@ -284,5 +305,6 @@ class Run:
             num_waiting=self.ledger.num_waiting,
         )
         self._num_tokens_before = counts.num_tokens
+        self._heldout_s = 0.0
         self._metrics.append(metrics)
         self._say(progress(metrics, self._settings.num_steps))

@@ -21,8 +21,10 @@ PATIENCE_S = 900.0
 MAX_FAILURES = 3
 """Changes that began and were taken back."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0
-_PASSING = {"swap_in_progress", "no_engine_ready", "server_stopping"}
-"""The gateway's codes for what is no fault of the version."""
+_FAILURE_PAUSE_S = 3.0
+"""At least, after a change that failed: by then the gateway has found out that an engine is dead, and says so."""
+_PASSING = {"swap_in_progress", "no_engine_ready", "server_stopping", "swap_refused"}
+"""The gateway's codes for what is no fault of the version; `swap_refused`: an engine that is away holds KV for others."""
 
 
 class UpdateFailed(PacelineError):
@@ -39,7 +41,7 @@ class Updates:
     async def activate(self, version: int, *, expected_active: int, reason: str) -> TargetSwapReport | None:
         """Returns the gateway's report; None where the version is active and the answer that said so was lost. Raises UpdateFailed."""
         request = ActivateTargetRequest(expected_active=expected_active, reason=reason)
-        key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
+        key, loop = _new_key(), asyncio.get_running_loop()
         give_up_s, pause_s, num_failures = loop.time() + self._patience_s, _FIRST_PAUSE_S, 0
         while True:
             try:
@@ -48,6 +50,7 @@ class Updates:
                 problem: PacelineError = error
             except AdminRefused as error:
                 problem = error
+                key = _new_key()  # under the old one the gateway would only repeat this answer
                 if error.code == StaleExpectation.code:
                     active = await self._active()
                     if active == version:
@@ -61,6 +64,7 @@ class Updates:
                     may_come_about = error.status >= 500 or error.code == "commit_failed"
                     if not may_come_about or num_failures == MAX_FAILURES:
                         raise UpdateFailed(f"target {version} is refused ({error.code}): {error}") from error
+                    pause_s = max(pause_s, _FAILURE_PAUSE_S)
             if loop.time() > give_up_s:
                 raise UpdateFailed(
                     f"target {version} could not be activated for {self._patience_s:.0f} s: {problem}"
@@ -82,3 +86,7 @@ class Updates:
             return (await self._admin.targets()).active_version
         except (AdminSilent, AdminRefused):
             return None
+
+
+def _new_key() -> str:
+    return uuid.uuid4().hex

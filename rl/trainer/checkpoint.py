@@ -89,6 +89,8 @@ class Checkpoints:
         )
         encoded = torch.frombuffer(bytearray(msgspec.msgpack.encode(progress)), dtype=torch.uint8)
         self.directory.mkdir(parents=True, exist_ok=True)
+        for leftover in self.directory.glob("*.tmp"):  # a killed process'; each is as large as a checkpoint
+            leftover.unlink()
         _write(
             self.path(trainer.num_steps), {name: tensor.contiguous() for name, tensor in tensors.items()} | {_PROGRESS: encoded}
         )

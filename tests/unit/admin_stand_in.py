@@ -17,6 +17,7 @@ TOKEN = "operator"
 REFUSALS = {
     "swap_in_progress": 409,
     "no_engine_ready": 503,
+    "swap_refused": 409,
     "commit_failed": 409,
     "bad_artifact": 422,
     "engine_error": 502,
@@ -33,6 +34,8 @@ class AdminStandIn:
     wishes: list[tuple[int, ActivateTargetRequest]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     url: str = ""
+    _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Refusals by key, which the gateway gives again (`server/admin.py`): below 500, but for a swap under way."""
 
     async def __aenter__(self) -> AdminStandIn:
         app = web.Application()
@@ -62,15 +65,18 @@ class AdminStandIn:
         wish = msgspec.json.decode(await request.read(), type=ActivateTargetRequest)
         fault = self.fault(len(self.wishes))
         self.wishes.append((version, wish))
-        self.keys.append(request.headers["Idempotency-Key"])
+        key = request.headers["Idempotency-Key"]
+        self.keys.append(key)
+        if key in self._refused:
+            return _error(*self._refused[key])
         if fault in REFUSALS:
-            return _error(REFUSALS[fault], fault)
+            return self._refuse(key, fault, REFUSALS[fault])
         if fault == "other":
             self.engines.version = 0
         if fault == "gone":
             return self._hang_up(request)
         if self.engines.version != wish.expected_active:
-            return _error(409, "stale_expected_active")
+            return self._refuse(key, "stale_expected_active", 409)
         previous, self.engines.version = self.engines.version, version
         if version != BASE_VERSION:
             self.store.verify(version)
@@ -89,6 +95,11 @@ class AdminStandIn:
             acceptance_length=1.5,
         )
         return web.Response(body=msgspec.json.encode(report))
+
+    def _refuse(self, key: str, code: str, status: int) -> web.Response:
+        if status < 500 and code != "swap_in_progress":
+            self._refused[key] = status, code
+        return _error(status, code)
 
     def _hang_up(self, request: web.Request) -> web.Response:
         assert request.transport is not None

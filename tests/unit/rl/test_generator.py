@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -115,9 +116,11 @@ def test_an_answer_ends_at_the_limit_of_a_turn_a_rollout_or_the_context(tmp_path
 def test_no_more_rollouts_than_the_cap_are_in_the_engines(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with rig(tmp_path, pause_s=0.002) as made:
+            began_s = asyncio.get_running_loop().time()
             made.begin(seats=2)
             await made.until(lambda: len(made.groups) == 4)
             assert made.stand_in.most_open == 2
+            assert 0.0 < made.generator.seat_s <= 2.0 * (asyncio.get_running_loop().time() - began_s)
 
     run(scenario())
 

@@ -42,5 +42,6 @@ def test_problems_that_failed_once_are_left_out() -> None:
 def test_lines_name_each_environment() -> None:
     first = [result([0.0, 1.0]), result([None], environment="talk")]
     assert told(first) == "held out, after 0 steps: sums 0.500, talk failed (2 problems each)"
+    assert "sums 0.500 without 1 that failed (3 problems each)" in told([result([0.0, None, 1.0])])
     (line,) = gains([*first, result([1.0, 1.0], num_steps=4)])
     assert line.startswith("held out, sums: 0.500 after 0 steps, 1.000 after 4; gain +0.500 (")

@@ -19,12 +19,15 @@ from rl_run_rig import RunRig, make_settings, run_rig
 from safetensors.torch import load_file
 
 from rl.run import command
+from rl.run import run as run_module
+from rl.run.again import replay_step
 from rl.run.command import System
 from rl.run.record import read_record
 from rl.run.why import why
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps
-from wire.errors import ConfigError, PacelineError
+from rl.trajectory import Trajectory
+from wire.errors import ConfigError, PacelineError, TrainerError
 
 DEADLINE_S = 240.0
 
@@ -212,6 +215,61 @@ def test_a_damaged_record_or_batch_goes_back_to_the_checkpoint(tmp_path: Path) -
     run(scenario())
 
 
+def test_a_checkpoint_that_a_kill_cut_off_is_made_up_for_before_the_next_step(tmp_path: Path) -> None:
+    """Else the batches since the last whole one would be gone before the next one is due."""
+
+    async def scenario() -> None:
+        async with run_rig(tmp_path) as rig:
+            settings = {
+                "checkpoint_every_steps": 2,
+                "trainer": {"learning_rate": 1e-2, "max_output_tokens": 32, "num_dumps": 2},
+            }
+            await rig.conduct(make_settings(num_steps=2, **settings))
+            (rig.directory.checkpoints / "2.safetensors").rename(rig.directory.checkpoints / "2.tmp")
+            for num_steps in (3, 4, 5):
+                await rig.conduct(make_settings(num_steps=num_steps, **settings))
+                (rig.directory.checkpoints / f"{num_steps}.safetensors").unlink()
+                assert not list(rig.directory.checkpoints.glob("*.tmp"))
+            assert [each.report.step for each in rig.directory.metrics.read()] == [0, 1, 2, 3, 4]
+            trained = rig.groups_at("trained")
+            assert len(trained) == len(set(trained)) == 10
+
+    run(scenario())
+
+
+def test_rollouts_of_a_group_that_runs_are_on_disk_before_it_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "RECORD_EVERY_S", 0.01)
+    generator = {"group_size": 6, "max_output_tokens": 32, "concurrency": {"least": 6, "most": 6}}
+    settings = make_settings(num_steps=2, generator=generator)
+
+    async def scenario() -> None:
+        async with run_rig(tmp_path, fault=lambda number: "hang" if number % 3 == 0 else "") as rig:
+            conducted = asyncio.create_task(rig.conduct(settings))
+            async with asyncio.timeout(DEADLINE_S):
+                while not (kept := finished_rollouts(rig)):
+                    assert not conducted.done(), conducted.exception()
+                    await asyncio.sleep(0.01)
+            assert rig.groups_at("finished") == []
+            conducted.cancel()
+            await asyncio.wait([conducted])
+            rig.engines.fault = lambda number: ""
+            await rig.conduct(settings)
+            for (group_id, sample_index), trajectories in kept.items():
+                found = rig.directory.finished.read(group_id).trajectories[sample_index]
+                assert found.turns == trajectories[0].turns
+
+    run(scenario())
+
+
+def finished_rollouts(rig: RunRig) -> dict[tuple[int, int], tuple[Trajectory, ...]]:
+    """Of groups that run, as the record has them."""
+    record = read_record(rig.directory.record)
+    groups = record.generator.groups if record is not None else ()
+    return {(group.group_id, each.sample_index): each.finished for group in groups for each in group.rollouts if each.finished}
+
+
 def test_versions_that_are_gone_from_the_store_are_written_anew(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with run_rig(tmp_path) as rig:
@@ -271,6 +329,25 @@ def test_engines_of_another_dtype_are_refused(tmp_path: Path) -> None:
     system = System(state_dir=tmp_path, target_dir=tmp_path, gateway_url="", admin_url="", operator_token="", dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"rl\.trainer\.dtype is float32, but the engines compute in bfloat16"):
         command.run(make_settings(), [object()], system, print)  # type: ignore[list-item]
+
+
+def test_a_step_that_is_made_again_comes_out_as_the_run_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with run_rig(tmp_path) as rig:
+            await rig.conduct(make_settings(num_steps=2))
+            target_dir = rig.system.target_dir
+            report, verdict = replay_step(tmp_path, "run", target_dir, 2)
+            assert json.loads(report)["step"] == 1
+            assert verdict == "it is what the run told, to the last bit"
+            told = rig.directory.dumps / "1.json"
+            told.write_text(json.dumps(json.loads(told.read_text()) | {"entropy": 0.5}))
+            assert list(replay_step(tmp_path, "run", target_dir, 2))[-1] == "it differs from what the run told in entropy"
+            with pytest.raises(TrainerError, match="step 3 is number 2 on disk"):
+                list(replay_step(tmp_path, "run", target_dir, 3))
+            with pytest.raises(ConfigError, match="--step counts from 1"):
+                list(replay_step(tmp_path, "run", target_dir, 0))
+
+    run(scenario())
 
 
 def test_why_tells_of_the_run_and_of_each_group(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def changed(report: dict[str, Any] | None = None, **changes: Any) -> StepMetrics
         ({"train_s": 5.0}, {}, "the trainer: "),
         ({"write_s": 2.0, "activate_s": 3.0}, {}, "changes of the target: "),
         ({"keep_s": 5.0}, {}, "raise rl.checkpoint_every_steps"),
+        ({"heldout_s": 5.0}, {}, "raise rl.heldout.every_steps"),
     ],
 )
 def test_what_takes_most_of_the_time_limits_the_run(changes: dict[str, Any], settings: dict[str, Any], expected: str) -> None:
@@ -106,10 +107,20 @@ def test_what_is_wrong_is_said_with_what_to_do(metrics: list[StepMetrics], expec
     assert expected in told
 
 
+def test_two_limits_of_one_number_are_two_alarms() -> None:
+    alarms = ("k3 is 2, healthy is 0 to 1; sync more often", "k3 is 0.01, healthy is 0 to 0.003; check the checksum")
+    told = list(what_is_wrong([changed({"alarms": alarms}), changed({"alarms": (alarms[0].replace("2", "3"),)})]))
+    assert told == [
+        "in 2 of 2 steps: k3 is 3, healthy is 0 to 1; sync more often",
+        "in 1 of 2 steps: k3 is 0.01, healthy is 0 to 0.003; check the checksum",
+    ]
+
+
 def test_a_line_tells_a_step_and_ends_with_what_is_wrong() -> None:
     line = progress(changed({"alarms": ("it drifts",)}, num_tokens=30), 9)
     assert line.startswith("step 1/9: target 1 | reward 0.250 of 4/4 groups with signal | loss +0.2500 | entropy 1.00")
     assert "15 tok/s" in line
+    assert "10 tok/s" in progress(changed(num_tokens=30, heldout_s=1.0), 9)
     assert line.endswith("ALARM: it drifts")
     assert "no update" in progress(changed({"updates": (), "entropy": None}), 9)
 

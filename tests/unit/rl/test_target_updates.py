@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rl.run.updates import MAX_FAILURES, UpdateFailed, Updates
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(updates, "_FAILURE_PAUSE_S", 0.001)
 
 
 def activated(tmp_path: Path, faults: Sequence[str], check: Callable[[AdminStandIn], None]) -> None:
@@ -48,14 +50,38 @@ def serves_zero(stand_in: AdminStandIn) -> None:
 
 
 @pytest.mark.parametrize(
-    "faults", [[], ["swap_in_progress"], ["no_engine_ready"] * 5, ["gone"], ["lost"], ["commit_failed", "engine_error"]]
+    "faults",
+    [
+        [],
+        ["swap_in_progress"],
+        ["no_engine_ready"] * 5,
+        ["swap_refused"] * 5,
+        ["gone"],
+        ["lost"],
+        ["commit_failed", "engine_error"],
+        ["engine_error", "commit_failed", "no_engine_ready"],
+    ],
 )
-def test_what_passes_is_waited_for_under_one_key(tmp_path: Path, faults: list[str]) -> None:
+def test_what_passes_is_waited_for(tmp_path: Path, faults: list[str]) -> None:
+    activated(tmp_path, faults, serves_one)
+
+
+def test_a_wish_without_an_answer_is_repeated_under_its_key_and_a_refused_one_is_not(tmp_path: Path) -> None:
     def check(stand_in: AdminStandIn) -> None:
         serves_one(stand_in)
-        assert len(set(stand_in.keys)) == 1
+        silent, again, anew = stand_in.keys
+        assert silent == again != anew
 
-    activated(tmp_path, faults, check)
+    activated(tmp_path, ["gone", "commit_failed"], check)
+
+
+def test_the_gateway_has_time_to_find_a_dead_engine_before_a_failed_change_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "_FAILURE_PAUSE_S", 0.2)
+    started_s = time.monotonic()
+    activated(tmp_path, ["engine_error"], serves_one)
+    assert time.monotonic() - started_s >= 0.2
 
 
 @pytest.mark.parametrize("fault", ["commit_failed", "engine_error"])
