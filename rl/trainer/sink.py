@@ -2,6 +2,9 @@
 
 A version is complete once it has its name: written aside, flushed, renamed, the manifest with checksum and canary last. Nobody computes
 with it until the gateway is asked for it (`rl/run/updates.py`).
+
+A run that was killed after that makes the same weights again. They keep the number they have: another one would leave a gap, and a
+gap makes rollouts that wait look a version older than they are.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wire.artifact import WEIGHTS_FILE, write_manifest
-from wire.errors import TrainerError
+from wire.errors import ArtifactError, TrainerError
 from wire.spec import SCHEMA_VERSION, file_sha256, fsync_path, tokenizer_sha256, weights_revision
 from wire.target import BASE_VERSION, TargetCanary, TargetManifest, TargetStore
 
@@ -40,6 +43,14 @@ class TargetSink(Protocol):
         ...
 
 
+class _IsThere(Exception):
+    """The weights have a number already."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+
 class StoreSink:
     """The store of a system's targets. model_dir: version 0, which the policy began as. canary_token_ids: two or more.
 
@@ -58,6 +69,7 @@ class StoreSink:
         """Raises OSError on a full disk, nothing of the version is left then; TrainerError for a policy that is not finite."""
         canary = self._canary(canary_logprobs)
         active = self.store.active()
+        parent = BASE_VERSION if active is None else active
 
         def fill(directory: Path, version: int) -> None:
             path = directory / WEIGHTS_FILE
@@ -66,12 +78,14 @@ class StoreSink:
             except SafetensorError as error:
                 raise OSError(f"cannot write target {version}: {error}") from error
             fsync_path(path)
+            sha256 = {WEIGHTS_FILE: file_sha256(path)}
+            self._require_new(sha256, parent=parent, num_updates=num_updates)
             manifest = TargetManifest(
                 schema_version=SCHEMA_VERSION,
                 version=version,
-                parent=BASE_VERSION if active is None else active,
+                parent=parent,
                 created_at_s=time.time(),
-                sha256={WEIGHTS_FILE: file_sha256(path)},
+                sha256=sha256,
                 target_id=self._target_id,
                 base_revision=self._base_revision,
                 tokenizer_sha256=self._tokenizer_sha256,
@@ -80,7 +94,20 @@ class StoreSink:
             )
             write_manifest(directory, manifest)
 
-        return self.store.publish(fill)
+        try:
+            return self.store.publish(fill)
+        except _IsThere as there:
+            return there.version
+
+    def _require_new(self, sha256: dict[str, str], *, parent: int, num_updates: int) -> None:
+        """Raises _IsThere where these weights are the newest version, which nobody has computed with since."""
+        newest = max(self.store.versions(), default=BASE_VERSION)
+        try:
+            found = self.store.manifest(newest) if newest > parent else None
+        except ArtifactError:
+            return  # a damaged version is none
+        if found is not None and (found.sha256, found.parent, found.num_steps) == (sha256, parent, num_updates):
+            raise _IsThere(newest)
 
     def prune(self, num_kept: int) -> list[int]:
         """Remove all but the newest versions; the active one and the one before it stay. Returns what went.

@@ -306,6 +306,9 @@ def test_a_target_that_engines_refuse_ends_the_run_with_their_reason(tmp_path: P
             assert rig.engines.version == 1
             await rig.conduct(make_settings())
             assert [each.report.step for each in rig.directory.metrics.read()] == [0, 1, 2, 3]
+            # Made again to the last bit, the weights keep their number: nothing that waits looks older than it is.
+            assert [version for version, _ in rig.admin.wishes] == [1, 2, 2, 3, 4]
+            assert not [event for event in rig.events() if event.station == "evicted" and event.reason != "no signal"]
             check_versions(rig)
             check_groups(rig)
 
