@@ -6,22 +6,22 @@ prefilled token takes, so between equal engines a choice does not depend on that
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from msgspec import Struct
 
 from server.fleet import Engine
+from server.routing.estimates import Estimate
 from wire.control import KvLayout
 
 PRIOR_SECONDS_PER_TOKEN = 0.001
 """A small model on a small CPU; the first answers correct it."""
 MIN_LEARNED_TOKENS = 64
 """A first byte after fewer prefilled tokens tells of overhead, not of prefilling."""
-LEARNING_RATE = 0.1
-MAX_STEP = 4.0
-"""One observation counts as at most this many times the estimate, and at least one such part of it."""
 
 ACTIVE_REQUEST_TOKENS = 64
 """What one more request on an engine costs a new one, as prefilled tokens: about 50 verify steps of a few tokens that
@@ -78,14 +78,15 @@ class RemoteCost(Struct, frozen=True):
 
 
 class CostModel:
-    """Estimates, and the observations that correct them."""
+    """Estimates, and the observations that correct them. `clock` is monotonic, in seconds."""
 
-    def __init__(self) -> None:
-        self._seconds_per_token: dict[str, float] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds_per_token: dict[str, Estimate] = {}
         """By kind of pool, not by engine: one slow answer must not turn traffic away from the engine that gave it."""
         self.num_measured: Counter[str] = Counter()
         """Prefills learned from, by kind of pool."""
-        self._seconds_per_byte = 1.0 / PRIOR_BYTES_PER_SECOND
+        self._seconds_per_byte = Estimate(1.0 / PRIOR_BYTES_PER_SECOND, clock())
         self._transfers: dict[Engine, tuple[float, float]] = {}
         """Bytes and seconds already learned from."""
         self._expected: defaultdict[Engine, set[ExpectedPrefill]] = defaultdict(set)
@@ -93,17 +94,19 @@ class CostModel:
 
     def seconds_per_token(self, kind: str) -> float:
         """A kind nothing is known of is as fast as the others: looking slower, it would never be tried."""
-        known = self._seconds_per_token
-        if kind in known:
-            return known[kind]
-        return sum(known.values()) / len(known) if known else PRIOR_SECONDS_PER_TOKEN
+        known = self._seconds_per_token.get(kind)
+        others = [estimate.value_s for other, estimate in self._seconds_per_token.items() if other != kind]
+        if known is None:
+            return sum(others) / len(others) if others else PRIOR_SECONDS_PER_TOKEN
+        return known.faded(sum(others) / len(others), self._clock()) if others else known.value_s
 
     def observed_seconds_per_token(self) -> dict[str, float]:
-        return dict(self._seconds_per_token)
+        """Of kinds with an observation."""
+        return {kind: self.seconds_per_token(kind) for kind in self._seconds_per_token}
 
     @property
     def bytes_per_second(self) -> float:
-        return 1.0 / self._seconds_per_byte
+        return 1.0 / self._seconds_per_byte.faded(1.0 / PRIOR_BYTES_PER_SECOND, self._clock())
 
     def local(self, engine: Engine, num_uncached_tokens: int) -> LocalCost:
         per_token_s = self.seconds_per_token(engine.kind)
@@ -126,7 +129,7 @@ class CostModel:
         return RemoteCost(
             prefill_s=num_uncached_tokens * per_token_s,
             queue_s=self.queued_tokens(prefill) * per_token_s,
-            transfer_s=num_bytes * self._seconds_per_byte,
+            transfer_s=num_bytes / self.bytes_per_second,
             handshake_s=HANDSHAKE_S,
             active_s=decode.num_in_flight * ACTIVE_REQUEST_TOKENS * self.seconds_per_token(decode.kind),
             mismatch=mismatch(prefill, decode, num_prompt_tokens),
@@ -150,8 +153,9 @@ class CostModel:
         """An engine took that long for `num_uncached_tokens`, the `num_queued_tokens` of others before them included."""
         num_tokens = num_uncached_tokens + num_queued_tokens
         if num_tokens >= MIN_LEARNED_TOKENS:
-            old = self.seconds_per_token(engine.kind)
-            self._seconds_per_token[engine.kind] = _blend(old, prefill_s / num_tokens)
+            now_s = self._clock()
+            estimate = self._seconds_per_token.setdefault(engine.kind, Estimate(self.seconds_per_token(engine.kind), now_s))
+            estimate.learn(prefill_s / num_tokens, now_s)
             self.num_measured[engine.kind] += 1
 
     def learn_transfer(self, engine: Engine, total_bytes: float, total_s: float) -> None:
@@ -162,7 +166,7 @@ class CostModel:
         num_bytes, duration_s = total_bytes - old_bytes, total_s - old_s
         if num_bytes >= MIN_LEARNED_BYTES and duration_s > 0.0:
             self._transfers[engine] = (total_bytes, total_s)
-            self._seconds_per_byte = _blend(self._seconds_per_byte, duration_s / num_bytes)
+            self._seconds_per_byte.learn(duration_s / num_bytes, self._clock())
 
 
 def mismatch(prefill: Engine, decode: Engine, num_prompt_tokens: int) -> str:
@@ -183,8 +187,3 @@ def mismatch(prefill: Engine, decode: Engine, num_prompt_tokens: int) -> str:
 
 def _geometry(layout: KvLayout) -> tuple[int, int]:
     return layout.block_size_tokens, layout.bytes_per_token
-
-
-def _blend(old: float, seen: float) -> float:
-    seen = min(max(seen, old / MAX_STEP), old * MAX_STEP)
-    return old + LEARNING_RATE * (seen - old)

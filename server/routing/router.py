@@ -59,7 +59,7 @@ class RoutingView(Struct, frozen=True, kw_only=True):
 
     policy: str
     prefill_seconds_per_token: dict[str, float]
-    """As observed, by kind of pool."""
+    """As observed, by kind of pool; a slow one that was not observed for a while fades towards the others', to be tried again."""
     assumed_seconds_per_token: dict[str, float]
     """What estimates take instead for kinds without an observation: as fast as the others, else a mere guess."""
     num_measured_prefills: dict[str, int]
