@@ -288,6 +288,7 @@ def test_old_versions_go_and_the_active_one_and_its_parent_stay(tmp_path, model_
     trainer = make_trainer(model_dir)
     sink = make_sink(tmp_path, model_dir)
     for version in range(1, 6):
+        trainer.num_updates += 1
         assert trainer.publish(sink) == version
         if version <= 3:
             sink.store.set_active(version)
