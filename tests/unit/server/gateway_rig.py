@@ -230,3 +230,8 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
             await scenario
 
     asyncio.run(bounded())
+
+
+def target_commits(rig: GatewayRig) -> list[list[str]]:
+    """The changes of target each engine was asked for, in order."""
+    return [[call for call in engine.calls if call.startswith("commit target")] for engine in rig.engines]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gateway_rig import GatewayRig, eventually, publish, publish_target, run, running
+from gateway_rig import GatewayRig, eventually, publish, publish_target, run, running, target_commits
 from samples import CANARY, SPEC
 from waiting import DEADLINE_S
 
-from server.config import CanarySettings, PoolKind
-from server.relay.prefill import Lease
+from server.config import CanarySettings
 from wire.control import AdminStatus
 from wire.target import TargetStore
 from wire.target_control import TargetList, TargetSwapReport
@@ -26,10 +25,6 @@ async def _serves(rig: GatewayRig, version: int) -> None:
     assert {engine["target_version"] for engine in (await rig.status())["engines"]} == {version}
     reply = await rig.complete()
     assert (reply.status, reply.headers["X-Paceline-Target-Version"]) == (200, str(version))
-
-
-def _commits(rig: GatewayRig) -> list[list[str]]:
-    return [[call for call in engine.calls if call.startswith("commit target")] for engine in rig.engines]
 
 
 def test_activate_changes_every_engine_asks_the_canary_and_moves_the_pointer(tmp_path: Path) -> None:
@@ -99,7 +94,7 @@ def test_an_expectation_that_is_stale_changes_nothing(tmp_path: Path) -> None:
             publish_target(tmp_path)
             reply = await rig.activate_target(1, 5)
             assert (reply.status, reply.code) == (409, "stale_expected_active")
-            assert _commits(rig) == [[]]
+            assert target_commits(rig) == [[]]
             await _serves(rig, 0)
 
     run(scenario())
@@ -112,7 +107,7 @@ def test_one_idempotency_key_is_one_change(tmp_path: Path) -> None:
             first, second = await asyncio.gather(*(rig.activate_target(1, 0, key="k1") for _ in range(2)))
             assert first.status == 200
             assert first.body == second.body == (await rig.activate_target(1, 0, key="k1")).body
-            assert _commits(rig) == [["commit target 1"]]
+            assert target_commits(rig) == [["commit target 1"]]
             assert (await rig.activate_target(1, 1, key="k1")).code == "idempotency_key_reused"
 
     run(scenario())
@@ -125,7 +120,7 @@ def test_drafts_and_targets_change_one_at_a_time(tmp_path: Path) -> None:
             publish(tmp_path)
             rig.engine.target_gate = gate = asyncio.Event()
             changing = asyncio.create_task(rig.activate_target(1, 0))
-            await eventually(lambda: _commits(rig) == [["commit target 1"]])
+            await eventually(lambda: target_commits(rig) == [["commit target 1"]])
             assert (await rig.activate(1, 0)).code == "swap_in_progress"
             assert (await rig.activate_target(1, 0)).code == "swap_in_progress"
             gate.set()
@@ -140,7 +135,7 @@ def test_only_a_plain_number_names_a_target(tmp_path: Path, version: str) -> Non
     async def scenario() -> None:
         async with running(tmp_path) as rig:
             assert (await rig.activate_target(version, 0)).status in (400, 404, 405)
-            assert _commits(rig) == [[]]
+            assert target_commits(rig) == [[]]
 
     run(scenario())
 
@@ -169,7 +164,7 @@ def test_one_engine_refusing_to_stage_leaves_all_as_they_were(tmp_path: Path) ->
             reply = await rig.activate_target(1, 0)
             assert (reply.status, reply.code) == (422, "bad_artifact")
             assert "model.norm.weight" in reply.json["error"]["message"]
-            assert _commits(rig) == [[], []]
+            assert target_commits(rig) == [[], []]
             await _serves(rig, 0)
 
     run(scenario())
@@ -183,7 +178,7 @@ def test_one_engine_refusing_to_commit_sends_the_others_back(tmp_path: Path) -> 
             reply = await rig.activate_target(1, 0)
             assert (reply.status, reply.code) == (409, "commit_failed")
             assert "could not be dropped" in reply.json["error"]["message"]
-            assert _commits(rig)[0] == ["commit target 1", "commit target 0"]
+            assert target_commits(rig)[0] == ["commit target 1", "commit target 0"]
             await eventually(lambda: len(rig.gateway.fleet.ready()) == 2)
             await _serves(rig, 0)
             assert TargetStore(tmp_path).active() == 0
@@ -204,7 +199,7 @@ def test_an_engine_that_fails_the_canary_sends_all_back(tmp_path: Path, kind: st
             rig.engines[1].scores[1] = BAD_SCORES[kind]
             reply = await rig.activate_target(1, 0)
             assert (reply.status, reply.code) == (409, "commit_failed")
-            assert _commits(rig) == [["commit target 1", "commit target 0"]] * 2
+            assert target_commits(rig) == [["commit target 1", "commit target 0"]] * 2
             await _serves(rig, 0)
 
     run(scenario())
@@ -470,11 +465,11 @@ def test_word_from_before_a_change_does_not_take_it_back(tmp_path: Path) -> None
             await rig.engine.publish_stats()
             await eventually(lambda: rig.gateway.ledger.num_captured_rows == 7)
             assert known.target_version == 1
-            assert _commits(rig) == [["commit target 1"]]
+            assert target_commits(rig) == [["commit target 1"]]
 
             async def brought_back() -> bool:
                 await rig.engine.publish_stats()
-                return _commits(rig) == [["commit target 1"] * 2]
+                return target_commits(rig) == [["commit target 1"] * 2]
 
             async with asyncio.timeout(10):
                 while not await brought_back():
@@ -485,99 +480,13 @@ def test_word_from_before_a_change_does_not_take_it_back(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_kv_held_for_others_by_an_engine_that_is_away_refuses_the_change(tmp_path: Path) -> None:
-    """It could be pulled after the change, and nobody could make that engine drop it."""
-
-    async def scenario() -> None:
-        async with running(tmp_path, kinds=("decode", "prefill")) as rig:
-            publish_target(tmp_path)
-            away = rig.gateway.fleet.engines[1]
-            await rig.engines[1].stop()
-            await eventually(lambda: not away.ready)
-            away.leases.add(lease := Lease(away, msgspec.Raw(b"{}")))
-            reply = await rig.activate_target(1, 0)
-            assert (reply.status, reply.code) == (409, "swap_refused")
-            assert "engine-1" in reply.json["error"]["message"]
-            assert _commits(rig)[0] == []
-            lease.pull()
-            assert (await rig.activate_target(1, 0)).status == 200
-
-    run(scenario())
-
-
-KINDS: tuple[PoolKind, ...] = ("decode", "prefill", "decode")
-
-
-def test_prefill_engines_change_first_and_hand_nothing_over_meanwhile(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path, kinds=KINDS) as rig:
-            publish_target(tmp_path)
-            prefill = rig.gateway.fleet.engines[1]
-            rig.engines[1].leases.add("waits to be pulled")
-            changing = asyncio.create_task(rig.activate_target(1, 0))
-            await eventually(lambda: _commits(rig)[1] == ["commit target 1"])
-            assert not prefill.takes_prefills
-            assert prefill.ready
-            assert _commits(rig)[0] == _commits(rig)[2] == []
-            rig.engines[1].leases.clear()
-            assert (await changing).status == 200
-            assert prefill.takes_prefills
-            assert [engine.target_version for engine in rig.engines] == [1, 1, 1]
-
-    run(scenario())
-
-
-def test_kv_that_stays_held_for_others_refuses_the_change_at_its_deadline(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path, kinds=KINDS) as rig:
-            publish_target(tmp_path)
-            rig.engines[1].leases.add("is never pulled")
-            rig.gateway.target._deadline_s = 0.2
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("server.target_rollout.MIN_COMMIT_TIMEOUT_S", 0.2)
-                assert (await rig.activate_target(1, 0)).code == "commit_failed"
-            assert _commits(rig)[0] == _commits(rig)[2] == []
-            await eventually(lambda: len(rig.gateway.fleet.ready()) == 3)
-            assert [engine.target_version for engine in rig.engines] == [0, 0, 0]
-
-    run(scenario())
-
-
-def test_kv_that_is_prefilled_while_the_target_changes_is_not_pulled(tmp_path: Path) -> None:
-    """It was computed by one target or the other, and the decode engine may be at either."""
-
-    async def scenario() -> None:
-        async with running(tmp_path, kinds=("decode", "prefill")) as rig:
-            decode, prefill = rig.engines
-            for engine in rig.gateway.fleet.engines:
-                for _ in range(20):
-                    seconds = 0.1 if engine.kind == "prefill" else 1000.0
-                    rig.gateway.router.costs.learn_prefill(engine, seconds, 1000, 0)
-            publish_target(tmp_path)
-            prefill.first_gate, decode.target_gate = asyncio.Event(), asyncio.Event()
-            asking = asyncio.create_task(rig.complete(prompt=list(range(300)), stream=True))
-            await eventually(lambda: prefill.num_running == 1)
-            changing = asyncio.create_task(rig.activate_target(1, 0))
-            await eventually(lambda: _commits(rig)[0] == ["commit target 1"])
-            assert (prefill.target_version, decode.target_version) == (1, 0)
-            prefill.first_gate.set()
-            assert (await asking).status == 200
-            assert prefill.num_leases == 1
-            assert decode.num_pulled == 0
-            await eventually(lambda: not prefill.leases)
-            decode.target_gate.set()
-            assert (await changing).status == 200
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("deadline_s", [0, -1, 1e9, "soon"])
 def test_a_deadline_is_a_number_of_seconds(tmp_path: Path, deadline_s: object) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
             publish_target(tmp_path)
             assert (await rig.activate_target(1, 0, deadline_s=deadline_s)).code == "bad_body"
-            assert _commits(rig) == [[]]
+            assert target_commits(rig) == [[]]
 
     run(scenario())
 
