@@ -53,6 +53,10 @@ class GenerateStandIn:
     """Tokens that arrive first."""
     before_token: Callable[[int, int], None] = lambda number, index: None
     """Called before each token, with the request's number and how many it has made."""
+    speak: Callable[[int, int], int] | None = None
+    """By the same two, the token itself, where it is to say something else than where it stands."""
+    logprob_of: Callable[[list[int]], float] = lambda context: logprob(context[-1])
+    """Of the last token of a context."""
     pause_s: float = 0.0
     version: int = 0
     probability_scale: Callable[[float], float] = lambda temperature: 1.0 / temperature
@@ -106,10 +110,12 @@ class GenerateStandIn:
         max_tokens, reason = body["sampling_params"]["max_tokens"], ""
         while not reason:
             made: list[int] = []
+            logprobs: list[float] = []
             while len(made) < TOKENS_PER_EVENT and not reason:
                 self.before_token(number, len(versions))
-                made.append(self._next(context))
+                made.append(self._next(context) if self.speak is None else self.speak(number, len(versions)))
                 context.append(made[-1])
+                logprobs.append(self.logprob_of(context))
                 versions.append(self.version)
                 if made[-1] == self.eos_id:
                     reason = "stop"
@@ -117,7 +123,7 @@ class GenerateStandIn:
                     reason = "length"
             if len(versions) > self.fault_after and fault:
                 return await self._misbehave(request, response, fault)
-            await response.write(_event(made, reason or None, spans(versions) if reason else None))
+            await response.write(_event(made, logprobs, reason or None, spans(versions) if reason else None))
             await asyncio.sleep(self.pause_s)
         await response.write(b'data: {"request_id":"r","choices":[],"usage":{"completion_tokens":1}}\n\ndata: [DONE]\n\n')
         return response
@@ -137,7 +143,7 @@ class GenerateStandIn:
             case "hang":
                 await asyncio.sleep(3600)
             case "stopped":
-                await response.write(_event([], "abort", spans([self.version] * TOKENS_PER_EVENT)))
+                await response.write(_event([], [], "abort", spans([self.version] * TOKENS_PER_EVENT)))
             case _:
                 await response.write(_garbage(GARBAGE[fault]))
         return response
@@ -166,8 +172,8 @@ def spans(versions: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def _event(token_ids: list[int], reason: str | None, versions: list[dict[str, Any]] | None) -> bytes:
-    content = [{"token_id": token_id, "logprob": logprob(token_id), "rank": 1} for token_id in token_ids]
+def _event(token_ids: list[int], logprobs: list[float], reason: str | None, versions: list[dict[str, Any]] | None) -> bytes:
+    content = [{"token_id": token_id, "logprob": value, "rank": 1} for token_id, value in zip(token_ids, logprobs, strict=True)]
     choice = {
         "index": 0,
         "token_ids": token_ids,
