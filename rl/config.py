@@ -11,7 +11,7 @@ from rl.controllers.curriculum import CurriculumSettings
 from rl.controllers.temperature import TemperatureSettings
 from rl.environments.registry import read_environments as read_environments
 from rl.generator.config import GeneratorSettings
-from rl.rewards.config import RewardSettings
+from rl.rewards.config import RewardModelSettings, RewardSettings
 from rl.trainer.config import TrainerSettings
 from wire.config import Config
 
@@ -48,6 +48,8 @@ class RunSettings(Config):
     trainer: TrainerSettings = TrainerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     reward: RewardSettings = RewardSettings()
+    reward_model: RewardModelSettings | None = None
+    """None: rules alone."""
     temperature: TemperatureSettings | None = None
     """None: `generator.temperature` stays; else that of rollouts that begin goes by the controller."""
     curriculum: CurriculumSettings | None = None
@@ -66,9 +68,5 @@ class RunSettings(Config):
             raise ValueError(
                 f"trainer.num_dumps is {self.trainer.num_dumps}, but up to {self.checkpoint_every_steps} steps are made again after a "
                 "kill; keep as many batches as checkpoint_every_steps at least"
-            )
-        if self.reward.model is not None:
-            raise ValueError(
-                "reward.model: `paceline rl run` trains no reward model along with the policy yet; leave the table out"
             )
         return self

@@ -115,6 +115,8 @@ class Trajectory(Struct, frozen=True, kw_only=True, tag="trajectory"):
     forked_from: int | None = None
     """Sample index of the trajectory this one goes on from, where the chat template rendered what was said before in other tokens: its
     prompt is the whole conversation then, and both have the reward of the one episode. None: it began as its group did."""
+    reference: str | None = None
+    """The environment's right answer, where it has one in words."""
 
     def __post_init__(self) -> None:
         who = f"sample {self.sample_index} of group {self.group_id}"

@@ -107,6 +107,9 @@ class Scored(Struct, frozen=True, tag="scored"):
     parts: tuple[RewardPart, ...]
     is_truncated: bool = False
     info: Info = {}
+    reference: str | None = None
+    """The right answer, as it may stand at the end of what the model says; None where there is none, or it stands elsewhere. Where there
+    is one, the first part is 1 for a right answer."""
 
     def __post_init__(self) -> None:
         if not self.parts:

@@ -62,5 +62,8 @@ class Math(SingleTurn[MathProblem]):
             )
         return [RewardPart("correct", float(verdict == "right"))], {"answer": said, "verdict": verdict}
 
+    def reference(self, problem: MathProblem) -> str | None:
+        return problem.answer
+
     async def close(self) -> None:
         await self._verifier.close()

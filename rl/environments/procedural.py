@@ -85,6 +85,9 @@ class NumberTask(SingleTurn[Asked]):
         answer = last_number(said)
         return [RewardPart("correct", float(answer == problem.answer))], {"answer": answer, "expected": problem.answer}
 
+    def reference(self, problem: Asked) -> str | None:
+        return problem.answer if self._style == "chat" else None
+
 
 class Addition(NumberTask):
     """The sum of two digits. There are a hundred of them, a fifth of which is held out."""

@@ -99,6 +99,11 @@ class ReasoningGym(SingleTurn[Entry]):
             return [RewardPart("correct", 0.0)], {"answer": answer, "scorer_raised": repr(error)}
         return [RewardPart("correct", strict(credit))], {"answer": answer, "library_credit": credit}
 
+    def reference(self, problem: Entry) -> str | None:
+        """Of tasks that have several right answers, one."""
+        answer = problem.entry.get("answer")
+        return answer if isinstance(answer, str) else None
+
     def _make(self, own_seed: int) -> Entry:
         dataset = self._create_dataset(self._config.task, seed=own_seed, size=1, **self._config.parameters)
         return Entry(dataset, dataset[0])

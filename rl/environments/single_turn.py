@@ -27,6 +27,10 @@ class SingleTurn(ABC, Generic[P]):
     async def judge(self, problem: P, action: Action) -> tuple[Sequence[RewardPart], Info]:
         """The verdict on an answer, and diagnostics."""
 
+    def reference(self, problem: P) -> str | None:
+        """The right answer in words, where there is one (`Scored.reference`)."""
+        return None
+
     async def reset(self, seed: int, split: Split) -> SingleTurnEpisode[P]:
         return SingleTurnEpisode(self, self.problem(seed, split))
 
@@ -52,7 +56,8 @@ class SingleTurnEpisode(Generic[P]):
         """Without an answer, the verdict is that on an empty one."""
         action = self._action or Action("", is_truncated=True)
         parts, info = await self._environment.judge(self._problem, action)
-        return Scored(tuple(parts), is_truncated=action.is_truncated, info=info)
+        reference = self._environment.reference(self._problem)
+        return Scored(tuple(parts), is_truncated=action.is_truncated, info=info, reference=reference)
 
     async def close(self) -> None:
         """There is nothing to give back."""

@@ -105,7 +105,7 @@ class ToolsEpisode:
             "num_calls": self._num_calls,
             "num_looked_up": len(self._looked_up),
         }
-        return Scored(tuple(parts), self._is_truncated, info)
+        return Scored(tuple(parts), self._is_truncated, info, reference=str(self._order.total))
 
     async def close(self) -> None:
         """There is nothing to give back."""

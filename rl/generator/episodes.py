@@ -119,6 +119,7 @@ def _trajectories(rollout: RunningRollout, problem: Problem, scored: Scored, tim
             reward_parts=scored.parts,
             timings=timings,
             forked_from=number - 1 if number else None,
+            reference=scored.reference,
         )
         for number, part in enumerate(parts)
     )

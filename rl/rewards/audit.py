@@ -1,17 +1,19 @@
-"""The rule's audit of the reward model: where they disagree more than they should, somebody is being deceived.
+"""The rule and the reward model watch each other: where they disagree more than they should, somebody is being deceived.
 
-A rule is right when it says "right", and may miss right answers written in ways it does not know. So an answer the rule accepts and the
-model refuses is the model's mistake; one the model accepts and the rule refuses is either the rule's, or a policy that has found out
-what the model likes.
+An answer the model accepts and the rule refuses is one the rule does not know, or the work of a policy that has found out what the
+model likes. One the rule accepts and the model refuses is one the model does not know yet, or the work of a policy that has found a hole in
+the rule. And a rule that accepts an answer whatever is put in its place does not read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from math import sqrt
 
 from msgspec import Struct
 
+UNDECIDED = 0.5
+"""Score of what the model knows nothing of. It accepts what is above and refuses what is below."""
 _Z = 2.576
 """An alarm has 99 % on its side (one in 200 where nothing is the matter)."""
 
@@ -22,60 +24,90 @@ class Verdict(Struct, frozen=True):
     is_right: bool
     """By the rule."""
     score: float
-    """Of the model, which accepts from 0.5 on."""
+    """Of the model."""
 
 
 class Audit(Struct, frozen=True, kw_only=True, tag="reward_audit"):
-    num_verdicts: int
-    accepted_wrong: float
-    """Of the answers the model accepts, the share the rule refuses; 0 where it accepts none."""
-    refused_right: float
-    """Of the answers the rule accepts, the share the model refuses; 0 where it accepts none."""
-    score_gap: float | None
-    """Mean score of what the rule accepts less that of what it refuses; None where one of them is empty."""
-    alarms: tuple[str, ...]
+    """Counts of answers, which add up over steps."""
+
+    num_right: int = 0
+    """That the rule accepts, among those on which the model has a verdict."""
+    num_wrong: int = 0
+    num_refused_right: int = 0
+    """Of the right ones, those the model refuses."""
+    num_accepted_wrong: int = 0
+    """Of the wrong ones, those the model accepts."""
+    sum_right_scores: float = 0.0
+    sum_wrong_scores: float = 0.0
+    num_changed: int = 0
+    """Right ones, of the newest policy's, in which the answer could be changed to another one."""
+    num_unread: int = 0
+    """Of them, those the rule still accepted whatever it was changed to."""
+
+    def __add__(self, other: Audit) -> Audit:
+        return Audit(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+    @property
+    def num_accepted(self) -> int:
+        """By the model."""
+        return self.num_right - self.num_refused_right + self.num_accepted_wrong
+
+    @property
+    def disagreement(self) -> float:
+        """Share of the verdicts; 0 where there are none."""
+        return _share(self.num_refused_right + self.num_accepted_wrong, self.num_right + self.num_wrong)
+
+    @property
+    def score_gap(self) -> float | None:
+        """Mean score of what the rule accepts less that of what it refuses; None where one of them is empty."""
+        if not (self.num_right and self.num_wrong):
+            return None
+        return self.sum_right_scores / self.num_right - self.sum_wrong_scores / self.num_wrong
 
 
-def audit(verdicts: Sequence[Verdict], limit: float) -> Audit:
-    """Of a window of verdicts, a few hundred say most. limit: the largest share without an alarm."""
-    accepted = [not verdict.is_right for verdict in verdicts if verdict.score >= 0.5]
-    right = [verdict.score < 0.5 for verdict in verdicts if verdict.is_right]
-    found = []
-    if _surely_above(accepted, limit):
-        found.append(
-            f"the rule refuses {sum(accepted)} of {len(accepted)} answers the reward model accepts: read some of them; if they are "
-            "wrong the policy deceives the model: lower its weight, or train it on them as negatives"
-        )
-    if _surely_above(right, limit):
-        found.append(
-            f"the reward model refuses {sum(right)} of {len(right)} answers the rule accepts: it lags behind the policy; more "
-            "updates per step, or a higher rate"
-        )
+def audit(verdicts: Iterable[Verdict]) -> Audit:
+    decided = [verdict for verdict in verdicts if verdict.score != UNDECIDED]
+    right = [verdict.score for verdict in decided if verdict.is_right]
+    wrong = [verdict.score for verdict in decided if not verdict.is_right]
     return Audit(
-        num_verdicts=len(verdicts),
-        accepted_wrong=_share(accepted),
-        refused_right=_share(right),
-        score_gap=_gap(verdicts),
-        alarms=tuple(found),
+        num_right=len(right),
+        num_wrong=len(wrong),
+        num_refused_right=sum(score < UNDECIDED for score in right),
+        num_accepted_wrong=sum(score > UNDECIDED for score in wrong),
+        sum_right_scores=sum(right),
+        sum_wrong_scores=sum(wrong),
     )
 
 
-def _share(hits: Sequence[bool]) -> float:
-    return sum(hits) / len(hits) if hits else 0.0
+def alarms(found: Audit, limit: float) -> Iterator[str]:
+    """A sentence for each share that is above the limit for certain; a few hundred answers say most."""
+    if _is_surely_above(found.num_accepted_wrong, found.num_accepted, limit):
+        yield (
+            f"the rule refuses {found.num_accepted_wrong} of {found.num_accepted} answers the reward model accepts: read some of them; "
+            "if they are wrong the policy deceives the model: lower rl.reward_model.weight"
+        )
+    if _is_surely_above(found.num_refused_right, found.num_right, limit):
+        yield (
+            f"the reward model refuses {found.num_refused_right} of {found.num_right} answers the rule accepts: read some of them; if "
+            "they are wrong the policy has found a hole in the rule: mend it; else the model lags behind: raise "
+            "rl.reward_model.learning_rate"
+        )
+    if _is_surely_above(found.num_unread, found.num_changed, limit):
+        yield (
+            f"the rule accepts {found.num_unread} of {found.num_changed} right answers even when another answer is put in their place: it "
+            "does not read what it judges: read some of them, and mend it"
+        )
 
 
-def _surely_above(hits: Sequence[bool], limit: float) -> bool:
+def _share(hits: int, count: int) -> float:
+    return hits / count if count else 0.0
+
+
+def _is_surely_above(hits: int, count: int, limit: float) -> bool:
     """Whether the lower end of Wilson's interval of the share is above the limit."""
-    n = len(hits)
-    if n == 0:
+    if count == 0:
         return False
-    share = _share(hits)
-    centre = share + _Z**2 / (2 * n)
-    margin = _Z * sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    return (centre - margin) / (1 + _Z**2 / n) > limit
-
-
-def _gap(verdicts: Sequence[Verdict]) -> float | None:
-    right = [verdict.score for verdict in verdicts if verdict.is_right]
-    wrong = [verdict.score for verdict in verdicts if not verdict.is_right]
-    return sum(right) / len(right) - sum(wrong) / len(wrong) if right and wrong else None
+    share = _share(hits, count)
+    centre = share + _Z**2 / (2 * count)
+    margin = _Z * sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    return (centre - margin) / (1 + _Z**2 / count) > limit

@@ -23,11 +23,18 @@ Features = npt.NDArray[np.int64]
 
 
 class Claim(Struct, frozen=True):
-    """That a completion answers a question whose answer is known."""
+    """A completion that answers a question whose answer is known."""
 
-    question: str
     reference: str
+    """The right answer."""
     completion: str
+
+
+class Pair(Struct, frozen=True):
+    """A right answer and what became of it when its answer was changed."""
+
+    right: Claim
+    wrong: Claim
 
 
 def words_of(text: str) -> list[str]:

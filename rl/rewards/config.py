@@ -8,17 +8,18 @@ from wire.config import Config
 
 
 class RewardModelSettings(Config):
-    """`[rl.reward.model]`: a small verifier that is trained along with the policy (Cooper)."""
+    """`[rl.reward_model]`: a small verifier that is trained along with the policy (Cooper). It judges answers of environments that
+    know a right one; held-out problems are never judged by it."""
 
-    weight: float = Field(0.0, ge=0.0)
-    """Of its score in the reward. 0: it is trained and watched."""
+    weight: float = Field(0.0, ge=0.0, le=1.0)
+    """Of its score in the reward; what the environment says has the rest. 0: it is trained and watched, 1: the rule is left to watch."""
     learning_rate: float = Field(0.5, gt=0.0)
     gap_weight: float = Field(1.0, ge=0.0)
     """Of the contrastive loss between a right answer and its corruption, beside each one's own."""
     decay: float = Field(1e-4, ge=0.0, lt=1.0)
     """Of its weights per update, so that what a policy no longer writes is forgotten."""
     max_disagreement: float = Field(0.1, gt=0.0, lt=1.0)
-    """More verdicts than this against the rule are an alarm."""
+    """A larger share of verdicts against the rule is an alarm."""
 
 
 class RewardSettings(Config):
@@ -30,5 +31,3 @@ class RewardSettings(Config):
     """A part counts only where another one is 1: `{brevity = "correct"}` rewards no short wrong answers."""
     max_length_correlation: float = Field(0.3, gt=0.0, lt=1.0)
     """Of length and reward among answers to one prompt; more is an alarm."""
-    model: RewardModelSettings | None = None
-    """None: rules alone."""

@@ -1,36 +1,35 @@
 """Wrong answers made of right ones, by changing what they state: negatives whose style tells nothing.
 
-Cooper (arXiv 2508.05613) has another language model do this; for answers that are numbers or words a program can, and the rule
-checks that what it made is wrong.
+Cooper (arXiv 2508.05613) has another language model do this; for answers that are numbers or words a program can. Whether what comes
+of it is wrong is the rule's to say.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 
 from rl.rewards.claims import Claim
 
-_NUM_TRIES = 8
+_NUM_TRIES = 4
 
 
-def corrupt(claim: Claim, is_right: Callable[[str], bool], generator: np.random.Generator) -> Claim | None:
-    """The claim with another answer at each place where the reference stands, which the rule refuses.
+def corruptions(claim: Claim, generator: np.random.Generator) -> Iterator[Claim]:
+    """A few tries at the claim with another answer at each place where the reference stands.
 
-    None where the reference does not stand in it word by word (4/2 or -2 for 2), or nothing wrong came of it. Numbers are whole as they
-    are for the model's features (`claims.py`).
+    There are none where the reference does not stand in it word by word (4/2 or -2 for 2). Numbers are whole as they are for the model's features
+    (`claims.py`).
     """
     spot = re.compile(rf"(?<![\w.])(?<!\d[,/])(?<!-(?=\d)){re.escape(claim.reference)}(?!\w|[.,/]\d)", re.IGNORECASE)
     if not claim.reference or not spot.search(claim.completion):
-        return None
+        return
     for _ in range(_NUM_TRIES):
         other = _another(claim.reference, generator)
         completion = spot.sub(other.replace("\\", r"\\"), claim.completion)
-        if completion != claim.completion and not is_right(completion):
-            return Claim(claim.question, claim.reference, completion)
-    return None
+        if completion != claim.completion:
+            yield Claim(claim.reference, completion)
 
 
 def _another(answer: str, generator: np.random.Generator) -> str:

@@ -16,6 +16,7 @@ from rl.environments.settings import EnvironmentConfig
 from rl.generator.gateway import Gateway
 from rl.generator.probe import probe
 from rl.generator.rendering import TargetText
+from rl.rewards.reward_model import RewardModel
 from rl.run.admin import Admin
 from rl.run.directory import RunDirectory
 from rl.run.record import read_record
@@ -82,12 +83,13 @@ async def conduct(
         pool = await stack.enter_async_context(_workers(environments, settings.num_workers))
         sink = StoreSink(TargetStore(system.state_dir), system.target_dir, canary_token_ids=canary, dtype=system.dtype)
         trainer = await asyncio.to_thread(Trainer, system.target_dir, settings.trainer, settings.algorithm)
-        resumed = await asyncio.to_thread(_resume, directory, settings, trainer)
+        model = RewardModel(settings.reward_model) if settings.reward_model is not None else None
+        resumed = await asyncio.to_thread(_resume, directory, settings, trainer, model)
         updates = Updates(admin)
         await serve(trainer, sink, updates)
         if resumed.num_steps:
             say(f"going on after step {resumed.num_steps} with target {trainer.version}, {len(resumed.waiting)} groups wait")
-        parts = Parts(trainer, sink, updates, pool, environments, gateway, target)
+        parts = Parts(trainer, model, sink, updates, pool, environments, gateway, target)
         await Run(directory, settings, parts, resumed, say).go()
         say(f"{settings.num_steps} steps are made; target {trainer.version} serves")
 
@@ -100,9 +102,10 @@ async def serve(trainer: Trainer, sink: StoreSink, updates: Updates) -> None:
     await updates.require(trainer.version)
 
 
-def _resume(directory: RunDirectory, settings: RunSettings, trainer: Trainer) -> Resumed:
+def _resume(directory: RunDirectory, settings: RunSettings, trainer: Trainer, model: RewardModel | None) -> Resumed:
     return resume(
         trainer,
+        model,
         Checkpoints(directory.checkpoints, num_kept=settings.trainer.num_checkpoints),
         Dumps(directory.dumps, num_kept=settings.trainer.num_dumps),
         read_record(directory.record),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from rl.config import RunSettings
+from rl.rewards.audit import Audit
 from rl.run.metrics import StepMetrics
 
 NUM_STEPS = 10
@@ -20,10 +21,12 @@ COLLAPSE = 0.5
 
 
 def shares(metrics: Sequence[StepMetrics]) -> dict[str, float]:
-    """Of the run's time, by what the loop did: `rollouts` (it waited for them), `training`, `updates`, `checkpoints`, `held-out problems`."""
+    """Of the run's time, by what the loop did: `rollouts` (it waited for them), `training`, `reward model` (it asked the rule about
+    corruptions), `updates`, `checkpoints`, `held-out problems`."""
     spent = {
         "rollouts": sum(each.wait_s for each in metrics),
         "training": sum(each.train_s for each in metrics),
+        "reward model": sum(each.lesson_s for each in metrics),
         "updates": sum(each.write_s + each.activate_s for each in metrics),
         "checkpoints": sum(each.keep_s for each in metrics),
         "held-out problems": sum(each.heldout_s for each in metrics),
@@ -52,6 +55,11 @@ def what_limits(metrics: Sequence[StepMetrics], settings: RunSettings) -> str:
                 f"the trainer: {share:.0%} of the time. Give it more cores (rl.num_threads is {settings.num_threads}), fewer groups "
                 "per step, or shorter rollouts"
             )
+        case "reward model":
+            return (
+                f"the reward model: {share:.0%} of the time goes by asking environments about corrupted answers; raise rl.num_workers "
+                f"({settings.num_workers})"
+            )
         case "updates":
             return f"changes of the target: {share:.0%} of the time. More groups per step ({settings.groups_per_step}) make them rarer"
         case "held-out problems":
@@ -61,6 +69,12 @@ def what_limits(metrics: Sequence[StepMetrics], settings: RunSettings) -> str:
                 f"checkpoints: {share:.0%} of the time; raise rl.checkpoint_every_steps ({settings.checkpoint_every_steps}) and "
                 "rl.trainer.num_dumps with it"
             )
+
+
+def disagreement(metrics: Sequence[StepMetrics]) -> Audit | None:
+    """Of rule and reward model over all these steps; None where there was no model."""
+    audits = [each.reward_model.audit for each in metrics if each.reward_model is not None]
+    return sum(audits, Audit()) if audits else None
 
 
 def what_is_wrong(metrics: Sequence[StepMetrics]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from rl.rewards.cooper import RewardModelReport
 from rl.trainer.metrics import StepReport
 from rl.trajectory import Group
 from wire.spec import SCHEMA_VERSION
@@ -21,12 +22,16 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
     version: int
     """Of the target that serves after it."""
     report: StepReport
+    reward_model: RewardModelReport | None = None
+    """None where the run has none."""
     temperature: float
     """Of rollouts that begin after it."""
     num_with_signal: int
     """Groups whose rewards differed."""
     wait_s: float
     """Until the batch was complete."""
+    lesson_s: float = 0.0
+    """Until right answers were corrupted for the reward model, and the rule had seen them."""
     train_s: float
     """The batch on disk and the optimiser's steps."""
     write_s: float = 0.0
@@ -55,7 +60,7 @@ class StepMetrics(Struct, frozen=True, kw_only=True, tag="rl_step"):
 
     @property
     def duration_s(self) -> float:
-        return self.wait_s + self.train_s + self.write_s + self.activate_s + self.keep_s + self.heldout_s
+        return self.wait_s + self.lesson_s + self.train_s + self.write_s + self.activate_s + self.keep_s + self.heldout_s
 
 
 def longest_pause_s(swap: TargetSwapReport | None) -> float:
@@ -73,7 +78,7 @@ def environment_share(batch: Sequence[Group]) -> float:
 
 def progress(metrics: StepMetrics, num_steps: int) -> str:
     """A step in a line; what is wrong stands last."""
-    report = metrics.report
+    report, model = metrics.report, metrics.reward_model
     reward = f"reward {report.rewards.mean:.3f}" if report.rewards is not None else "no reward"
     loss = report.updates[-1].loss if report.updates else None
     parts = [
@@ -86,8 +91,8 @@ def progress(metrics: StepMetrics, num_steps: int) -> str:
         f"waited {metrics.wait_s:.1f} s, trained {metrics.train_s:.1f} s, updated {metrics.write_s + metrics.activate_s:.1f} s",
         *([f"staleness {report.staleness.p50} to {report.staleness.worst}"] if report.staleness is not None else []),
         *([f"|dlogp| {report.floor.abs_logprob.mean:.1e}"] if report.floor is not None else []),
+        *([f"reward model {model.audit.disagreement:.0%} against the rule"] if model is not None else []),
         *([f"evicted {sum(metrics.num_evicted.values())}"] if metrics.num_evicted else []),
     ]
-    return " | ".join(
-        [*parts, *(f"NOT LEARNED FROM: {why}" for why in report.skipped), *(f"ALARM: {text}" for text in report.alarms)]
-    )
+    alarms = [*report.alarms, *(model.alarms if model is not None else ())]
+    return " | ".join([*parts, *(f"NOT LEARNED FROM: {why}" for why in report.skipped), *(f"ALARM: {text}" for text in alarms)])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rl.config import RunSettings
 from rl.generator.state import GeneratorState
+from rl.rewards.reward_model import RewardModel
 from rl.run.directory import RunDirectory
 from rl.run.finished import FinishedGroups
 from rl.run.record import RunRecord, Steering
@@ -43,12 +44,19 @@ class Resumed:
 
 
 def resume(
-    trainer: Trainer, checkpoints: Checkpoints, dumps: Dumps, record: RunRecord | None, finished: FinishedGroups
+    trainer: Trainer,
+    model: RewardModel | None,
+    checkpoints: Checkpoints,
+    dumps: Dumps,
+    record: RunRecord | None,
+    finished: FinishedGroups,
 ) -> Resumed:
-    """Bring the trainer there. Raises TrainerError where there is a run and nothing of it can be used."""
+    """Bring the trainer and the reward model there. Raises TrainerError where there is a run and nothing of it can be used."""
     progress = checkpoints.restore(trainer)
+    if model is not None and progress is not None and progress.rewards:
+        model.load(progress.rewards)
     num_before = trainer.num_steps
-    if record is not None and _catch_up(trainer, dumps, record):
+    if record is not None and _catch_up(trainer, model, dumps, record):
         return Resumed(
             record.num_steps,
             record.ledger,
@@ -90,7 +98,7 @@ def take_up(directory: RunDirectory, settings: RunSettings, version: int, resume
     return ledger, [there[group_id] for group_id in finished if group_id not in lost]
 
 
-def _catch_up(trainer: Trainer, dumps: Dumps, record: RunRecord) -> bool:
+def _catch_up(trainer: Trainer, model: RewardModel | None, dumps: Dumps, record: RunRecord) -> bool:
     """Make the steps between the trainer and the record again; False where that cannot be, and then nothing was done."""
     missed = range(trainer.num_steps, record.num_steps)
     if record.num_steps < trainer.num_steps:
@@ -104,6 +112,8 @@ def _catch_up(trainer: Trainer, dumps: Dumps, record: RunRecord) -> bool:
         log.info("step %d is made again", batch.step)
         trainer.version = batch.version
         trainer.step(batch.groups)
+        if model is not None:
+            model.update(batch.pairs)
     trainer.version = record.ledger.version
     return True
 

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
-from msgspec.structs import replace
-
 from rl.config import RunSettings
 from rl.controllers import temperature
 from rl.controllers.temperature import Temperature, TemperatureReading
@@ -27,7 +25,9 @@ from rl.environments.settings import EnvironmentConfig
 from rl.generator.gateway import Gateway
 from rl.generator.generator import Generator
 from rl.generator.rendering import TargetText
-from rl.rewards.combination import combine
+from rl.rewards.claims import Pair
+from rl.rewards.cooper import RewardModelReport
+from rl.rewards.reward_model import RewardModel
 from rl.run.batches import Batches
 from rl.run.directory import RunDirectory
 from rl.run.heldout import Heldout, told
@@ -37,6 +37,7 @@ from rl.run.pace import Pace
 from rl.run.problems import Problems
 from rl.run.record import RunRecord, Steering, write_record
 from rl.run.resume import Resumed, take_up
+from rl.run.rewards import Rewards
 from rl.run.stations import Stations
 from rl.run.updates import Updates
 from rl.trainer.checkpoint import Checkpoints
@@ -62,6 +63,8 @@ class Parts:
 
     trainer: Trainer
     """With the weights that the engines serve."""
+    model: RewardModel | None
+    """The reward model, as far as the trainer; None where rules are all there is."""
     sink: StoreSink
     updates: Updates
     pool: EnvironmentPool
@@ -116,6 +119,7 @@ class Run:
             waiting=waiting,
             on_evict=self.generator.wake,
         )
+        self._rewards = Rewards(settings, parts.model, parts.pool, parts.target)
         self._heldout: Heldout | None = None
         if settings.heldout is not None:
             self._heldout = Heldout(
@@ -150,7 +154,9 @@ class Run:
         stations = Stations()
         batch, num_with_signal = await self._batches.next()
         stations.end("wait")
-        report = await asyncio.to_thread(self._learn, batch)
+        lesson = await self._rewards.lesson(batch, step=self._num_steps)
+        stations.end("lesson")
+        report = await asyncio.to_thread(self._learn, batch, lesson.pairs)
         stations.end("train")
         swap = None
         if any(update.skipped is None for update in report.updates):
@@ -158,8 +164,9 @@ class Run:
         else:
             self._give_back(report)
         self._num_steps += 1
+        learned = self._rewards.learn(lesson)
         self._steer(report, num_with_signal)
-        self._tell(report, num_with_signal, batch, stations, swap)
+        self._tell(report, learned, num_with_signal, batch, stations, swap)
         self._record()  # with nothing awaited since the ledger has moved on: a group must not be gone and its step not made
         self.generator.wake()
         if swap is not None:
@@ -184,8 +191,8 @@ class Run:
         stations.end("heldout")
         self._heldout_s = stations.seconds("heldout")
 
-    def _learn(self, batch: Sequence[Group]) -> StepReport:
-        self._dumps.write(self._parts.trainer, batch)
+    def _learn(self, batch: Sequence[Group], pairs: Sequence[Pair]) -> StepReport:
+        self._dumps.write(self._parts.trainer, batch, pairs)
         report = self._parts.trainer.step(batch)
         self._dumps.write_report(report)
         return report
@@ -219,13 +226,7 @@ class Run:
 
     def _receive(self, group: Group) -> None:
         """A finished group, which the ledger counts as waiting since this very moment."""
-        trajectories = [
-            replace(trajectory, reward_parts=combine(trajectory.reward_parts, self._settings.reward))
-            if trajectory.failure is None
-            else trajectory
-            for trajectory in group.trajectories
-        ]
-        group = Group(trajectories=tuple(trajectories))
+        group = self._rewards.give(group)
         self._problems.note(group)
         self._finished.write(group)
         self._batches.add(group)
@@ -270,12 +271,14 @@ class Run:
     async def _save(self) -> None:
         """A checkpoint, and what is not needed any more goes."""
         ledger, generator, waiting = self.ledger.state, self.generator.state(), self._batches.waiting
-        await asyncio.to_thread(self._checkpoints.save, self._parts.trainer, ledger, waiting, b"", generator)
+        rewards = self._rewards.state()
+        await asyncio.to_thread(self._checkpoints.save, self._parts.trainer, ledger, waiting, rewards, generator)
         self._finished.prune({entry.group_id for entry in (*self.ledger.state.open, *self.ledger.state.training)})
 
     def _tell(
         self,
         report: StepReport,
+        learned: RewardModelReport | None,
         num_with_signal: int,
         batch: Sequence[Group],
         stations: Stations,
@@ -287,9 +290,11 @@ class Run:
             at_s=time.time(),
             version=self.ledger.state.version,
             report=report,
+            reward_model=learned,
             temperature=self.generator.temperature,
             num_with_signal=num_with_signal,
             wait_s=stations.seconds("wait"),
+            lesson_s=stations.seconds("lesson"),
             train_s=stations.seconds("train"),
             write_s=stations.seconds("write"),
             activate_s=stations.seconds("activate"),

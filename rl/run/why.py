@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl.config import RunSettings
+from rl.rewards.audit import Audit, alarms
 from rl.rewards.length_guard import length_report
-from rl.run.diagnosis import NUM_STEPS, shares, what_is_wrong, what_limits
+from rl.run.diagnosis import NUM_STEPS, disagreement, shares, what_is_wrong, what_limits
 from rl.run.directory import RunDirectory
 from rl.run.explain import explain
 from rl.run.heldout import gains
@@ -66,10 +67,27 @@ def _page(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:
     lengths = [each.acceptance_length for each in newest if each.acceptance_length is not None]
     if lengths:
         yield f"the draft before each change of the target: AL {lengths[0]:.2f} to {lengths[-1]:.2f}"
-    problems = [*what_is_wrong(newest), *_follows_length(directory, settings)]
+    audit = disagreement(newest)
+    if audit is not None:
+        yield _told(audit)
+    problems = [*what_is_wrong(newest), *_hacking(audit, settings), *_follows_length(directory, settings)]
     yield from (f"wrong: {problem}" for problem in problems)
     if not problems:
         yield "nothing is wrong by what was measured"
+
+
+def _told(audit: Audit) -> str:
+    gap = f", its scores of right and wrong ones {audit.score_gap:.2f} apart" if audit.score_gap is not None else ""
+    return (
+        f"the reward model and the rule disagree on {audit.disagreement:.0%} of {audit.num_right + audit.num_wrong} answers: it accepts "
+        f"{audit.num_accepted_wrong} wrong ones and refuses {audit.num_refused_right} right ones{gap}"
+    )
+
+
+def _hacking(audit: Audit | None, settings: RunSettings) -> Iterator[str]:
+    """Rule and reward model disagree too often. Nothing where the model is gone from the settings."""
+    if audit is not None and settings.reward_model is not None:
+        yield from alarms(audit, settings.reward_model.max_disagreement)
 
 
 def _follows_length(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:

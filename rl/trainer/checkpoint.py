@@ -43,7 +43,7 @@ class Progress(Struct, frozen=True, kw_only=True, tag="train_progress"):
     waiting: tuple[Group, ...] = ()
     """Finished groups the ledger counts as waiting."""
     rewards: bytes = b""
-    """State of the reward model (`rl.rewards.cooper`), where there is one."""
+    """State of the reward model (`rl.rewards.reward_model`), where there is one."""
     generator: GeneratorState = GeneratorState()
     """What the ledger's running groups have drawn so far."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from rl.rewards.claims import Pair
 from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.metrics import StepReport
 from rl.trainer.trainer import Trainer
@@ -23,6 +24,8 @@ class BatchDump(Struct, frozen=True, kw_only=True, tag="batch_dump"):
     version: int
     """Of the target whose weights take it up."""
     groups: tuple[Group, ...]
+    pairs: tuple[Pair, ...] = ()
+    """What the reward model learns in that step."""
 
 
 class Dumps:
@@ -36,13 +39,13 @@ class Dumps:
         paths = self.directory.glob("*.batch") if self.directory.is_dir() else []
         return sorted(int(path.stem) for path in paths if path.stem.isdecimal())
 
-    def write(self, trainer: Trainer, groups: Sequence[Group]) -> None:
-        """The batch that the trainer is about to learn from; what there is of later ones is of steps that a run went back on, and goes.
+    def write(self, trainer: Trainer, groups: Sequence[Group], pairs: Sequence[Pair] = ()) -> None:
+        """The batch that trainer and reward model are about to learn from; what there is of later ones is of steps that a run went back on, and goes.
 
         Raises OSError on a full disk.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        dump = BatchDump(step=trainer.num_steps, version=trainer.version, groups=tuple(groups))
+        dump = BatchDump(step=trainer.num_steps, version=trainer.version, groups=tuple(groups), pairs=tuple(pairs))
         self._report(dump.step).unlink(missing_ok=True)
         _replace(self._batch(dump.step), msgspec.msgpack.encode(dump))
         steps = self.steps()

@@ -53,8 +53,8 @@ class GenerateStandIn:
     """Tokens that arrive first."""
     before_token: Callable[[int, int], None] = lambda number, index: None
     """Called before each token, with the request's number and how many it has made."""
-    speak: Callable[[int, int], int] | None = None
-    """By the same two, the token itself, where it is to say something else than where it stands."""
+    speak: Callable[[int, int, list[int]], int] | None = None
+    """By the same two and the context so far, the token itself, where it is to say something else than where it stands."""
     logprob_of: Callable[[list[int]], float] = lambda context: logprob(context[-1])
     """Of the last token of a context."""
     pause_s: float = 0.0
@@ -113,7 +113,7 @@ class GenerateStandIn:
             logprobs: list[float] = []
             while len(made) < TOKENS_PER_EVENT and not reason:
                 self.before_token(number, len(versions))
-                made.append(self._next(context) if self.speak is None else self.speak(number, len(versions)))
+                made.append(self._next(context) if self.speak is None else self.speak(number, len(versions), context))
                 context.append(made[-1])
                 logprobs.append(self.logprob_of(context))
                 versions.append(self.version)

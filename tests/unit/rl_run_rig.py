@@ -1,11 +1,14 @@
 """A whole run but for engines: a tiny policy, real environment workers, gateway and admin port as stand-ins on real sockets.
 
-As a program it is the run alone, to be killed: `rl_run_rig.py STATE_DIR GATEWAY_URL ADMIN_URL SETTINGS_JSON`.
+As a program it is the run alone, to be killed: `rl_run_rig.py STATE_DIR GATEWAY_URL ADMIN_URL SETTINGS_JSON ENVIRONMENT_JSON`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -37,6 +40,7 @@ EVEN = {
     "parameters": {"broken_from": 1 << 31},  # held-out seeds begin at 1 << 30
 }
 MAX_TOKENS = 32
+DEADLINE_S = 240.0
 
 
 def make_settings(**changes: Any) -> RunSettings:
@@ -58,6 +62,7 @@ class RunRig:
     state_dir: Path
     engines: GenerateStandIn
     admin: AdminStandIn
+    environment: dict[str, Any]
     said: list[str] = field(default_factory=list)
 
     @property
@@ -69,7 +74,7 @@ class RunRig:
         return make_system(self.state_dir, self.engines.url, self.admin.url)
 
     async def conduct(self, settings: RunSettings) -> None:
-        environments = read_environments([EVEN], source="test")
+        environments = read_environments([self.environment], source="test")
         self.directory.root.mkdir(parents=True, exist_ok=True)
         self.directory.settings.write_text(settings.model_dump_json())
         await command.conduct(self.directory, settings, environments, self.system, self.said.append)
@@ -105,7 +110,11 @@ def make_system(state_dir: Path, gateway_url: str, admin_url: str) -> System:
 
 @asynccontextmanager
 async def run_rig(
-    state_dir: Path, *, admin_fault: Callable[[int], str] = lambda number: "", **stand_in: Any
+    state_dir: Path,
+    *,
+    admin_fault: Callable[[int], str] = lambda number: "",
+    environment: dict[str, Any] = EVEN,
+    **stand_in: Any,
 ) -> AsyncIterator[RunRig]:
     """Rollouts of a group are of different lengths, and so are their rewards."""
     target = make_target(state_dir / "model")
@@ -119,13 +128,43 @@ async def run_rig(
     if "before_token" not in stand_in:
         served.before_token = vary
     async with served, AdminStandIn(state_dir, served, admin_fault) as admin:
-        yield RunRig(state_dir, served, admin)
+        yield RunRig(state_dir, served, admin, environment)
 
 
-def main(state_dir: Path, gateway_url: str, admin_url: str, settings: str) -> None:
+class child:  # noqa: N801 - reads as what it starts
+    """The run in a process of its own."""
+
+    def __init__(self, rig: RunRig, **settings: object) -> None:
+        arguments = [str(rig.state_dir), rig.engines.url, rig.admin.url, json.dumps(settings), json.dumps(rig.environment)]
+        self.process = subprocess.Popen([sys.executable, __file__, *arguments])
+
+    async def wait(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            while self.process.poll() is None:
+                await asyncio.sleep(0.05)
+        return self.process.returncode
+
+
+async def kill_after(rig: RunRig, num_metrics: int, num_more: int, **settings: object) -> None:
+    """Once so many steps are told and so many groups have finished since."""
+    started = child(rig, **settings)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(rig.directory.metrics.read()) < num_metrics:
+                assert started.process.poll() is None
+                await asyncio.sleep(0.005)
+            num_before = len(rig.groups_at("finished"))
+            while len(rig.groups_at("finished")) < num_before + num_more and started.process.poll() is None:
+                await asyncio.sleep(0.001)
+    finally:
+        started.process.send_signal(signal.SIGKILL)
+        started.process.wait()
+
+
+def main(state_dir: Path, gateway_url: str, admin_url: str, settings: str, environment: str) -> None:
     command.run(
         make_settings(**json.loads(settings)),
-        read_environments([EVEN], source="test"),
+        read_environments([json.loads(environment)], source="test"),
         make_system(state_dir, gateway_url, admin_url),
         print,
     )

@@ -69,6 +69,18 @@ def test_a_seed_is_the_same_problem_in_every_process_and_another_seed_another(ta
 
 
 @pytest.mark.parametrize("table", PROCEDURAL)
+def test_what_an_environment_calls_the_right_answer_is_one(table: dict[str, Any]) -> None:
+    built = environment(**table)
+    references = [answered(built, "", seed=seed).reference for seed in range(6)]
+    if table.get("style") == "few_shot" or table["kind"] in ("upper_case", "brevity"):
+        assert references == [None] * 6
+        return
+    for seed, reference in enumerate(references):
+        assert answered(built, f"The answer is {reference}.", seed=seed).parts[0].value == 1.0
+        assert answered(built, f"The answer is {reference}1.", seed=seed).parts[0].value == 0.0
+
+
+@pytest.mark.parametrize("table", PROCEDURAL)
 def test_no_seed_brings_a_held_out_problem_into_training(table: dict[str, Any]) -> None:
     built = environment(**table)
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 import rl_run_rig
 import torch
 from generator_rig import importable, run
-from rl_run_rig import RunRig, make_settings, run_rig
+from rl_run_rig import DEADLINE_S, RunRig, child, kill_after, make_settings, run_rig
 from safetensors.torch import load_file
 
 from rl.run import command
@@ -28,8 +25,6 @@ from rl.trainer.checkpoint import Checkpoints
 from rl.trainer.dumps import Dumps
 from rl.trajectory import Trajectory
 from wire.errors import ConfigError, PacelineError, TrainerError
-
-DEADLINE_S = 240.0
 
 
 @pytest.fixture(autouse=True)
@@ -170,36 +165,6 @@ def finished_groups(rig: RunRig) -> set[int]:
     return {entry.group_id for entry in entries if entry.finished_rank is not None}
 
 
-class child:  # noqa: N801 - reads as what it starts
-    """The run in a process of its own."""
-
-    def __init__(self, rig: RunRig, **settings: object) -> None:
-        arguments = [str(rig.state_dir), rig.engines.url, rig.admin.url, json.dumps(settings)]
-        self.process = subprocess.Popen([sys.executable, rl_run_rig.__file__, *arguments])
-
-    async def wait(self) -> int:
-        async with asyncio.timeout(DEADLINE_S):
-            while self.process.poll() is None:
-                await asyncio.sleep(0.05)
-        return self.process.returncode
-
-
-async def kill_after(rig: RunRig, num_metrics: int, num_more: int) -> None:
-    """Once so many steps are told and so many groups have finished since."""
-    started = child(rig)
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while len(rig.directory.metrics.read()) < num_metrics:
-                assert started.process.poll() is None
-                await asyncio.sleep(0.005)
-            num_before = len(rig.groups_at("finished"))
-            while len(rig.groups_at("finished")) < num_before + num_more and started.process.poll() is None:
-                await asyncio.sleep(0.001)
-    finally:
-        started.process.send_signal(signal.SIGKILL)
-        started.process.wait()
-
-
 def test_a_damaged_record_or_batch_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with run_rig(tmp_path) as rig:
@@ -321,7 +286,7 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
             handle = rig.directory.lock()
             assert rig.directory.is_locked()
             with pytest.raises(ConfigError, match="going on in another process"):
-                rl_run_rig.main(tmp_path, rig.engines.url, rig.admin.url, "{}")
+                rl_run_rig.main(tmp_path, rig.engines.url, rig.admin.url, "{}", json.dumps(rig.environment))
             os.close(handle)
             assert not rig.directory.is_locked()
 

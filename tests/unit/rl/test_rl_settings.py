@@ -29,7 +29,7 @@ def test_the_shipped_run_fits_its_system() -> None:
     [
         ({"generator": {"max_output_tokens": 64}}, "generator.max_output_tokens is 64 and trainer.max_output_tokens 1024"),
         ({"checkpoint_every_steps": 40}, "num_dumps is 16, but up to 40 steps are made again"),
-        ({"reward": {"model": {}}}, "trains no reward model"),
+        ({"reward_model": {"weight": 1.5}}, "weight"),
         ({"name": "../up"}, "name"),
         ({"num_step": 4}, "did you mean num_steps"),
         ({"eta": -1}, "eta"),

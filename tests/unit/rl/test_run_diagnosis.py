@@ -10,6 +10,8 @@ from msgspec.structs import replace
 from rl_samples import make_trajectory
 
 from rl.config import RunSettings
+from rl.rewards.audit import Audit
+from rl.rewards.cooper import RewardModelReport
 from rl.run.diagnosis import shares, what_is_wrong, what_limits
 from rl.run.directory import RunDirectory
 from rl.run.lines import Lines
@@ -68,6 +70,7 @@ def changed(report: dict[str, Any] | None = None, **changes: Any) -> StepMetrics
         ({"write_s": 2.0, "activate_s": 3.0}, {}, "changes of the target: "),
         ({"keep_s": 5.0}, {}, "raise rl.checkpoint_every_steps"),
         ({"heldout_s": 5.0}, {}, "raise rl.heldout.every_steps"),
+        ({"lesson_s": 5.0}, {}, "asking environments about corrupted answers"),
     ],
 )
 def test_what_takes_most_of_the_time_limits_the_run(changes: dict[str, Any], settings: dict[str, Any], expected: str) -> None:
@@ -155,3 +158,39 @@ def test_why_says_where_reward_follows_length(tmp_path: Path) -> None:
         directory.finished.write(Group(trajectories=tuple(trajectories)))
     page = list(why(tmp_path, "run", None))
     assert any(line.startswith("wrong: sums: longer answers earn more (correlation 1.00") for line in page), page
+
+
+def audited(**counts: int) -> StepMetrics:
+    report = RewardModelReport(num_pairs=3, loss=0.5, audit=Audit(**counts), alarms=("too often",))
+    return changed(reward_model=report, lesson_s=0.5)
+
+
+def test_why_says_where_rule_and_reward_model_disagree_over_all_the_newest_steps(tmp_path: Path) -> None:
+    directory = RunDirectory.of(tmp_path, "run")
+    directory.root.mkdir(parents=True)
+    directory.settings.write_text(RunSettings.build({"reward_model": {}}, source="test").model_dump_json())
+    directory.metrics.append(*[audited(num_right=20, num_refused_right=6, num_wrong=20)] * 5)
+    page = list(why(tmp_path, "run", None))
+    assert (
+        "the reward model and the rule disagree on 15% of 200 answers: it accepts 0 wrong ones and refuses 30 right ones"
+        in "\n".join(page)
+    )
+    (told,) = [line for line in page if line.startswith("wrong: ")]
+    assert "refuses 30 of 100 answers the rule accepts" in told
+    assert "hole in the rule" in told
+
+
+def test_rare_disagreement_is_told_and_nothing_is_wrong(tmp_path: Path) -> None:
+    directory = RunDirectory.of(tmp_path, "run")
+    directory.root.mkdir(parents=True)
+    directory.settings.write_text(RunSettings.build({"reward_model": {}}, source="test").model_dump_json())
+    directory.metrics.append(*[audited(num_right=20, num_refused_right=1, num_wrong=20)] * 5)
+    page = "\n".join(why(tmp_path, "run", None))
+    assert "disagree on 2% of 200 answers" in page
+    assert "nothing is wrong" in page
+
+
+def test_a_steps_line_tells_of_the_reward_model() -> None:
+    line = progress(audited(num_right=10, num_refused_right=2, num_wrong=10), 9)
+    assert "reward model 10% against the rule" in line
+    assert line.endswith("ALARM: too often")

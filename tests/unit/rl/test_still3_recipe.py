@@ -101,7 +101,7 @@ class Spoken:
         self._sayings = [(*tokens.encode(saying), tokens.stop_token_ids[0]) for saying in SAYINGS]
         rig.engines.speak, rig.engines.logprob_of = self.token, self.logprob
 
-    def token(self, number: int, index: int) -> int:
+    def token(self, number: int, index: int, _: list[int]) -> int:
         return Random(number).choice(self._sayings)[index]
 
     def logprob(self, context: list[int]) -> float:
