@@ -10,7 +10,7 @@ STAMP := $(VENV)/.paceline-installed
 CODE  := wire launch server drafter learner rl loadtest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo down test lint format unit rigs server-rigs other-rigs engine e2e pools bars clean
+.PHONY: help setup demo down test lint format unit rigs server-rl-rigs other-rigs engine e2e pools bars clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -49,7 +49,7 @@ down:
 # Lint and unit tests take a core each, and so do the rigs, which wait more than they work; engines want the machine for themselves.
 test: setup
 	@$(MAKE) --no-print-directory --output-sync=target -j2 lint unit
-	@$(MAKE) --no-print-directory --output-sync=target -j2 server-rigs other-rigs
+	@$(MAKE) --no-print-directory --output-sync=target -j2 server-rl-rigs other-rigs
 	@$(MAKE) --no-print-directory engine e2e
 
 lint: setup
@@ -64,13 +64,13 @@ format: setup
 unit: setup
 	$(BIN)/python -m pytest tests/unit -m "not rig"
 
-rigs: server-rigs other-rigs
+rigs: server-rl-rigs other-rigs
 
-server-rigs: setup
-	$(BIN)/python -m pytest tests/unit/server -m rig
+server-rl-rigs: setup
+	$(BIN)/python -m pytest tests/unit/server tests/unit/rl -m rig
 
 other-rigs: setup
-	$(BIN)/python -m pytest tests/unit --ignore tests/unit/server -m rig
+	$(BIN)/python -m pytest tests/unit --ignore tests/unit/server --ignore tests/unit/rl -m rig
 
 engine: setup
 	$(BIN)/python -m pytest tests/engine
