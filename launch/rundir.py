@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ import msgspec
 
 from wire.environment import ENGINE_TOKEN_VARIABLE, OPERATOR_TOKEN_VARIABLE
 from wire.errors import PacelineError
+from wire.lock_file import is_locked, take_lock
 
 MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107 for a Unix socket; a margin for the names ZMQ may add."""
@@ -115,29 +115,20 @@ class RunDir:
 
     def lock(self) -> int:
         """Take this state directory for one running system; held until the process ends. Raises LaunchError."""
-        handle = os.open(self.run / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+        handle = take_lock(self._lock_file)
+        if handle is None:
             raise LaunchError(
                 f"a system already runs from {self.state}; stop it with `paceline down`, or use another --set state.dir=DIR"
-            ) from None
+            )
         return handle
 
     def is_locked(self) -> bool:
         """Whether a running system holds this state directory."""
-        try:
-            handle = os.open(self.run / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_locked(self._lock_file)
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.run / "lock"
 
 
 def make_tokens(environment: Mapping[str, str]) -> Tokens:

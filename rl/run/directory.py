@@ -12,8 +12,6 @@ lock                     held while a process runs it
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from rl.run.history import GroupEvent
 from rl.run.lines import Lines
 from rl.run.metrics import StepMetrics
 from wire.errors import ConfigError
+from wire.lock_file import is_locked, take_lock
 
 
 @dataclass(frozen=True)
@@ -68,26 +67,17 @@ class RunDirectory:
     def lock(self) -> int:
         """Make it this process's; closed with the descriptor or the process. Raises ConfigError where another one has it."""
         self.root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+        handle = take_lock(self._lock_file)
+        if handle is None:
             raise ConfigError(
                 f"the run {self.root.name} is going on in another process; end that, or give this one a name of its own (rl.name)"
-            ) from None
+            )
         return handle
 
     def is_locked(self) -> bool:
         """Whether a process runs it."""
-        try:
-            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_locked(self._lock_file)
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.root / "lock"

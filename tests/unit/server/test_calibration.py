@@ -65,15 +65,19 @@ async def _serve_all(rig: GatewayRig) -> None:
         await rig.count(rig.engine, version, tally.num_verify_steps, tally.accepted)
 
 
+async def _serve_three_pairs(rig: GatewayRig) -> None:
+    for al in SIMULATED.values():
+        publish(rig.state_dir, gate=msgspec.structs.replace(ACCEPTED, candidate_al=al))
+    for version in SIMULATED:
+        await rig.activate(version, version - 1)
+    await _serve_all(rig)
+    assert await rig.metric("paceline_calibration_pairs") == 3.0
+
+
 def test_a_swap_reports_the_draft_it_ends_and_the_page_metrics_and_status_show_them_all(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
-            for al in SIMULATED.values():
-                publish(tmp_path, gate=msgspec.structs.replace(ACCEPTED, candidate_al=al))
-            for version in SIMULATED:
-                await rig.activate(version, version - 1)
-            await _serve_all(rig)
-            assert await rig.metric("paceline_calibration_pairs") == 3.0
+            await _serve_three_pairs(rig)
             assert await rig.metric("paceline_calibration_bias") == pytest.approx(-0.1)
             assert await rig.metric("paceline_calibration_correlation") == pytest.approx(0.982, abs=1e-3)
             status = msgspec.convert(await rig.status(), AdminStatus)
@@ -105,12 +109,7 @@ def test_a_restarted_gateway_knows_it_again_from_manifests_and_engines(tmp_path:
 def test_after_a_change_of_the_target_only_drafts_made_for_it_are_pairs(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
-            for al in SIMULATED.values():
-                publish(tmp_path, gate=msgspec.structs.replace(ACCEPTED, candidate_al=al))
-            for version in SIMULATED:
-                await rig.activate(version, version - 1)
-            await _serve_all(rig)
-            assert await rig.metric("paceline_calibration_pairs") == 3.0
+            await _serve_three_pairs(rig)
             publish_target(tmp_path)
             assert (await rig.activate_target(1, 0)).status == 200
             assert await rig.metric("paceline_calibration_pairs") == 0.0
