@@ -1,4 +1,4 @@
-"""Child: one process of the plan, in a session and process group of its own, with its log file."""
+"""Child: one process of the plan, in a process group of its own, with its log file."""
 
 from __future__ import annotations
 
@@ -107,8 +107,6 @@ class Child:
             die_with_parent()
             if spec.is_bound and spec.cores:
                 os.sched_setaffinity(0, spec.cores)
-            # Of the process alone: an engine's core spins, and where the kernel shares the machine between sessions
-            # (sched_autogroup, see sched(7)) a nice session beside it gets next to nothing.
             os.nice(spec.nice)
 
         return subprocess.Popen(
@@ -117,6 +115,10 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            # Where the kernel shares the machine between sessions (sched_autogroup, see sched(7)), processes of sessions of their
+            # own get equal parts, whatever each needs: an engine that starts beside two loaded ones takes minutes. What gives
+            # way has a session all the same: an engine's core spins, and beside it in one session a nice process gets next to nothing.
+            process_group=None if spec.nice else 0,
+            start_new_session=bool(spec.nice),
             preexec_fn=before_exec,
         )

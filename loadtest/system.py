@@ -194,6 +194,7 @@ async def running_system(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         try:
             description = await _until_ready(process, state_dir / "run" / "system.json", output)

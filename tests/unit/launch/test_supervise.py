@@ -151,6 +151,15 @@ def test_a_nice_child_is_nice_and_its_session_is_not(harness: Harness, tmp_path:
         assert session.read_text().endswith("nice 0\n")
 
 
+def test_children_share_a_session_but_those_that_give_way_and_each_leads_a_group(harness: Harness, tmp_path: Path) -> None:
+    nice = dataclasses.replace(spec(tmp_path, SLEEP, name="c"), nice=5)
+    supervisor = harness.supervisor(spec(tmp_path, SLEEP), spec(tmp_path, SLEEP, name="b"), nice)
+    supervisor.start()
+    pids = [watched.child.pid for watched in supervisor.watched if watched.child]
+    assert [os.getsid(pid) for pid in pids] == [os.getsid(0), os.getsid(0), pids[2]]
+    assert [os.getpgid(pid) for pid in pids] == pids
+
+
 def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, SLEEP))
     supervisor.start()
