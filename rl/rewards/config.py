@@ -26,8 +26,9 @@ class RewardSettings(Config):
     """`[rl.reward]`: what the environment's verdicts count."""
 
     weights: dict[str, float] = Field(default_factory=dict)
-    """In place of an environment's own, by the part's name; 0 watches it only."""
+    """In place of an environment's own, by the part's name; 0 watches it only. `reward_model` is the reward model's, within its share."""
     only_if: dict[str, str] = Field(default_factory=dict)
-    """A part counts only where another one is 1: `{brevity = "correct"}` rewards no short wrong answers."""
+    """A part counts only where another one is 1: `{brevity = "correct"}` rewards no short wrong answers,
+    `{reward_model = "correct"}` none that only the reward model likes."""
     max_length_correlation: float = Field(0.3, gt=0.0, lt=1.0)
     """Of length and reward among answers to one prompt; more is an alarm."""

@@ -58,12 +58,16 @@ class Rewards:
         return self._model.state() if self._model is not None else b""
 
     def _parts(self, rollout: Sequence[Trajectory]) -> tuple[RewardPart, ...]:
-        parts = combine(rollout[0].reward_parts, self._settings.reward)
-        if self._model is None or self._settings.reward_model is None or rollout[0].reference is None:
-            return parts
-        weight = self._settings.reward_model.weight
-        score = self._model.score(self._claim(rollout))
-        return (*(replace(part, weight=part.weight * (1.0 - weight)) for part in parts), RewardPart(MODEL, score, weight))
+        """The model's is one like the others: `[rl.reward]` may name it."""
+        parts, settings = rollout[0].reward_parts, self._settings
+        if self._model is None or settings.reward_model is None or rollout[0].reference is None:
+            return combine(parts, settings.reward)
+        judged = RewardPart(MODEL, self._model.score(self._claim(rollout)))
+        share = settings.reward_model.weight
+        return tuple(
+            replace(part, weight=part.weight * (share if part.name == MODEL else 1.0 - share))
+            for part in combine((*parts, judged), settings.reward)
+        )
 
     def _claim(self, rollout: Sequence[Trajectory]) -> Claim:
         return Claim(rollout[0].reference or "", self._actions(rollout)[-1].text)
