@@ -6,6 +6,7 @@ of the trainer, from pairs that are on disk with the step's batch, so that a kil
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -44,8 +45,8 @@ class Rewards:
         """Of the batch that is about to be trained on."""
         if self._model is None:
             return Lesson()
-        rollouts = [rollout for group in batch for rollout in group.scored_rollouts if rollout[0].reference is not None]
-        return await lesson_of([(self._answer(rollout), self._rule(rollout)) for rollout in rollouts], step)
+        answers = await asyncio.to_thread(self._answers, batch)
+        return await lesson_of(answers, step, num_workers=self._settings.num_workers)
 
     def learn(self, lesson: Lesson) -> RewardModelReport | None:
         """None without a model."""
@@ -71,6 +72,11 @@ class Rewards:
 
     def _claim(self, rollout: Sequence[Trajectory]) -> Claim:
         return Claim(rollout[0].reference or "", self._actions(rollout)[-1].text)
+
+    def _answers(self, batch: Sequence[Group]) -> list[tuple[Answer, Rule]]:
+        """Where there is a right answer. A large batch's tokens take seconds to decode, in which streams of rollouts must be read."""
+        rollouts = [rollout for group in batch for rollout in group.scored_rollouts if rollout[0].reference is not None]
+        return [(self._answer(rollout), self._rule(rollout)) for rollout in rollouts]
 
     def _answer(self, rollout: Sequence[Trajectory]) -> Answer:
         parts = rollout[0].reward_parts

@@ -13,7 +13,7 @@ from rl.rewards import reward_model_reference
 from rl.rewards.audit import Audit, Verdict, alarms, audit
 from rl.rewards.claims import NUM_FEATURES, Claim, Pair, features, marked
 from rl.rewards.config import RewardModelSettings
-from rl.rewards.cooper import Answer, RewardModelReport, Rule, learn, lesson_of
+from rl.rewards.cooper import MAX_ASKED, Answer, RewardModelReport, Rule, learn, lesson_of
 from rl.rewards.corruption import corruptions
 from rl.rewards.reward_model import RewardModel
 from wire.errors import TrainerError
@@ -230,6 +230,24 @@ def test_a_rule_that_cannot_be_asked_teaches_nothing_and_is_not_doubted():
     claim = said(HONEST, 41, 41)
     lesson = asyncio.run(lesson_of([(Answer(claim, True, None), silent)], 0))
     assert (lesson.pairs, lesson.audit) == ((), Audit())
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_few_rules_are_asked_at_a_time_however_many_answers_are_right(num_workers):
+    under_way, most = 0, 0
+
+    async def slow(completion: str) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return False
+
+    answers = [(Answer(said(HONEST, reference, reference), True, None), slow) for reference in range(100, 200)]
+    lesson = asyncio.run(lesson_of(answers, 0, num_workers=num_workers))
+    assert [pair.right.reference for pair in lesson.pairs] == [str(reference) for reference in range(100, 200)]
+    assert most == MAX_ASKED * num_workers
 
 
 def test_a_model_catches_up_with_a_new_style():

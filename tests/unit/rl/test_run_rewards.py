@@ -1,7 +1,9 @@
-"""What a run's rollouts earn where a reward model is trained along; without engines or workers."""
+"""What a run's rollouts earn where a reward model is trained along, and what it is taught; without engines or workers."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rl.config import RunSettings
 from rl.generator.rendering import TargetText
 from rl.rewards.claims import Claim, Pair
 from rl.rewards.reward_model import RewardModel
+from rl.run import rewards as rewards_module
 from rl.run.rewards import Rewards
 from rl.trajectory import Group, RewardPart
 from wire.errors import RolloutError
@@ -67,3 +70,36 @@ def test_an_environment_without_a_right_answer_has_its_own_reward_alone(tmp_path
 def test_an_environments_part_may_not_be_called_as_the_models(tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="different names"):
         given(tmp_path, {"part": "reward_model"}, reward_model={})
+
+
+class SlowText:
+    """Decodes only once the event loop has gone on."""
+
+    def __init__(self, target: TargetText) -> None:
+        self.encode, self._target = target.encode, target
+        self.loop_went_on = threading.Event()
+
+    def decode(self, token_ids: tuple[int, ...], *, special: bool) -> str:
+        assert self.loop_went_on.wait(10.0), "the event loop waits for the decoding"
+        return self._target.decode(token_ids, special=special)
+
+
+def test_streams_are_read_while_a_batch_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(rewards_module, "would_be_right", refused)
+    text = SlowText(make_target(tmp_path))
+    rewards = Rewards(*taught(reward_model={}), pool=None, target=text)  # type: ignore[arg-type]
+
+    async def scenario() -> list[Pair]:
+        batch = [group_of(make_target(tmp_path))]
+        lesson = asyncio.create_task(rewards.lesson(batch, step=0))
+        await asyncio.sleep(0.05)
+        text.loop_went_on.set()
+        return list((await lesson).pairs)
+
+    (pair,) = asyncio.run(scenario())
+    assert pair.right == Claim("7", RIGHT)
+    assert pair.wrong.completion.startswith("Answer: ")
+    assert pair.wrong.completion != RIGHT
