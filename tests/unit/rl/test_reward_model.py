@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -92,6 +93,13 @@ def test_a_corrupted_answer_differs_where_the_answer_stands(reference, completio
             assert other.completion.startswith(completion[: completion.lower().index(reference.lower())])
             seen.add(other.completion)
     assert len(seen) > 3
+
+
+def test_a_corrupted_formula_is_one():
+    claim = Claim(r"\frac{1}{2}", r"It is \boxed{\frac{1}{2}}.")
+    found = {other.completion for seed in range(20) for other in corruptions(claim, np.random.default_rng(seed))}
+    assert len(found) > 10
+    assert all(re.fullmatch(r"It is \\boxed\{\\frac\{(\d\}\{2|1\}\{\d)\}\}\.", completion) for completion in found), found
 
 
 def test_an_answer_that_is_written_otherwise_is_not_corrupted():
