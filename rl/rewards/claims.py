@@ -58,9 +58,9 @@ def marked(claim: Claim) -> list[str]:
 
 
 def features(claim: Claim) -> Features:
-    """Indices below NUM_FEATURES of its 1- to 3-grams, each once, ascending. Equal on every machine."""
+    """Indices below NUM_FEATURES of its 1- to 3-grams and of its last value, each once, ascending. Equal on every machine."""
     words = ["<begin>", *marked(claim)[-_TAIL_WORDS:], "<end>"]
     grams = {" ".join(words[start : start + size]) for size in (1, 2, 3) for start in range(len(words) - size + 1)}
     values = [word for word in words if word in (_REFERENCE, _NUMBER)]
-    grams.add(f"last value {values[-1] if values else None}")
+    grams.add(f"<last> {values[-1] if values else None}")  # as no words of a completion are
     return np.unique(np.asarray([crc32(gram.encode()) % NUM_FEATURES for gram in sorted(grams)], np.int64))

@@ -74,6 +74,14 @@ def test_references_and_other_numbers_become_marks():
     assert marked(Claim("New York", "It is new york 7")) == ["it", "is", "<ref>", "<num>"]
 
 
+def test_no_words_pass_for_the_last_value():
+    ends_right, also, claims_to = (
+        set(features(Claim("42", text)).tolist()) for text in ("x 42", "y 42 z", "last value 42 is 43")
+    )
+    assert len(ends_right & also) == 4  # the beginning, the end, the reference, and that it is the last value
+    assert len(ends_right & also & claims_to) == 3
+
+
 @pytest.mark.parametrize(
     ("reference", "completion"),
     [
