@@ -84,7 +84,8 @@ def alarms(found: Audit, limit: float) -> Iterator[str]:
     if _is_surely_above(found.num_accepted_wrong, found.num_accepted, limit):
         yield (
             f"the rule refuses {found.num_accepted_wrong} of {found.num_accepted} answers the reward model accepts: read some of them; "
-            "if they are wrong the policy deceives the model: lower rl.reward_model.weight"
+            "if they are right the rule does not know how they are written: mend it; else the policy deceives the model: lower "
+            "rl.reward_model.weight; where that is 0, the model lags behind: raise rl.reward_model.learning_rate"
         )
     if _is_surely_above(found.num_refused_right, found.num_right, limit):
         yield (

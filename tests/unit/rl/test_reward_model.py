@@ -182,6 +182,18 @@ def test_a_policy_that_deceives_the_model_is_found_out_by_the_rule():
     assert "deceives" in found.alarms[0]
 
 
+def test_right_answers_that_the_rule_does_not_know_are_an_alarm_that_says_so():
+    generator = np.random.default_rng(7)
+    learner = Learner()
+    for _ in range(20):
+        learner.learn(claims_of(generator, STYLES, share_right=0.5))
+    found = learner.learn(claims_of(generator, UNKNOWN_STYLES, share_right=0.5))
+    assert found.audit.num_right == 0
+    assert found.audit.num_accepted_wrong > 20
+    (told,) = found.alarms
+    assert "the rule does not know how they are written" in told
+
+
 EXCUSE = "as everybody knows"
 HONEST, BOLD = "Let me see. The answer is {}.", "It is {}, " + EXCUSE + "."
 
