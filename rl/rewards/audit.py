@@ -53,9 +53,14 @@ class Audit(Struct, frozen=True, kw_only=True, tag="reward_audit"):
         return self.num_right - self.num_refused_right + self.num_accepted_wrong
 
     @property
+    def num_verdicts(self) -> int:
+        """Of the model, that are beside one of the rule's. None: it knows nothing yet, or no environment has a right answer in words."""
+        return self.num_right + self.num_wrong
+
+    @property
     def disagreement(self) -> float:
         """Share of the verdicts; 0 where there are none."""
-        return _share(self.num_refused_right + self.num_accepted_wrong, self.num_right + self.num_wrong)
+        return _share(self.num_refused_right + self.num_accepted_wrong, self.num_verdicts)
 
     @property
     def score_gap(self) -> float | None:
