@@ -40,7 +40,7 @@ class Audit(Struct, frozen=True, kw_only=True, tag="reward_audit"):
     sum_right_scores: float = 0.0
     sum_wrong_scores: float = 0.0
     num_changed: int = 0
-    """Right ones, of the newest policy's, in which the answer could be changed to another one."""
+    """Right ones in which the answer could be changed to another one, and the rule was asked about it."""
     num_unread: int = 0
     """Of them, those the rule still accepted whatever it was changed to."""
 

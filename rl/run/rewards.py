@@ -1,7 +1,8 @@
 """What a finished rollout earns in a run, and what the reward model learns from the batches that are trained on.
 
 Scores are given once, when a group finishes, by the model as it is then: they are in the group's record. The model learns after each step
-of the trainer, from pairs that are on disk with the step's batch, so that a killed run has it learn the same things again.
+of the trainer, from pairs that are on disk with the step's batch, so that a killed run has it learn the same things again. Of the step that
+the kill cut off, it learns anew from the groups that are there still: ones without signal may have been evicted by then.
 """
 
 from __future__ import annotations
