@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 
 import numpy as np
 import pytest
@@ -69,9 +70,29 @@ def claims_of(generator: np.random.Generator, styles, *, share_right: float, cou
 
 def test_references_and_other_numbers_become_marks():
     claim = Claim("-42", "Well, 6 times -7 = -42, so -42.")
-    assert marked(claim) == ["well", ",", "<num>", "times", "<num>", "=", "<ref>", ",", "so", "<ref>", "."]
+    assert marked(claim, 99) == ["well", ",", "<num>", "times", "<num>", "=", "<ref>", ",", "so", "<ref>", "."]
     assert (features(claim) == features(Claim("-1", "Well, 8 times 9.5 = -1, so -1."))).all()
-    assert marked(Claim("New York", "It is new york 7")) == ["it", "is", "<ref>", "<num>"]
+    assert marked(Claim("New York", "It is new york 7"), 99) == ["it", "is", "<ref>", "<num>"]
+
+
+@pytest.mark.parametrize("reference", ["42", "New York", r"\frac{1}{2}"])
+def test_the_last_marks_are_those_of_the_whole_text(reference):
+    generator = np.random.default_rng(3)
+    spoken = [reference, "-7", "so", "new", "{1}", "12,345.6/7", "unquestionably" * 9]
+    for count in (0, 1, 5, 300):
+        for joint in (" ", ""):
+            claim = Claim(reference, joint.join(generator.choice(spoken, count)))
+            whole = marked(claim, 10_000)
+            for last in (1, 5, 24):
+                assert marked(claim, last) == whole[-last:]
+
+
+def test_a_long_answer_is_judged_as_fast_as_its_end():
+    reasoning = "so x = 12, " * 100_000
+    begun_s = time.process_time()
+    long = features(Claim("42", reasoning + STYLES[0].replace("{}", "42")))
+    assert time.process_time() - begun_s < 0.1
+    assert (long == features(Claim("42", reasoning[-500:] + STYLES[0].replace("{}", "42")))).all()
 
 
 def test_no_words_pass_for_the_last_value():
