@@ -40,7 +40,7 @@ class Audit(Struct, frozen=True, kw_only=True, tag="reward_audit"):
     sum_right_scores: float = 0.0
     sum_wrong_scores: float = 0.0
     num_changed: int = 0
-    """Right ones, of the newest policy's, in which the answer could be changed to another one."""
+    """Right ones in which the answer could be changed to another one, and the rule was asked about it."""
     num_unread: int = 0
     """Of them, those the rule still accepted whatever it was changed to."""
 
@@ -53,9 +53,14 @@ class Audit(Struct, frozen=True, kw_only=True, tag="reward_audit"):
         return self.num_right - self.num_refused_right + self.num_accepted_wrong
 
     @property
+    def num_verdicts(self) -> int:
+        """Of the model, that are beside one of the rule's. None: it knows nothing yet, or no environment has a right answer in words."""
+        return self.num_right + self.num_wrong
+
+    @property
     def disagreement(self) -> float:
         """Share of the verdicts; 0 where there are none."""
-        return _share(self.num_refused_right + self.num_accepted_wrong, self.num_right + self.num_wrong)
+        return _share(self.num_refused_right + self.num_accepted_wrong, self.num_verdicts)
 
     @property
     def score_gap(self) -> float | None:
@@ -84,7 +89,8 @@ def alarms(found: Audit, limit: float) -> Iterator[str]:
     if _is_surely_above(found.num_accepted_wrong, found.num_accepted, limit):
         yield (
             f"the rule refuses {found.num_accepted_wrong} of {found.num_accepted} answers the reward model accepts: read some of them; "
-            "if they are wrong the policy deceives the model: lower rl.reward_model.weight"
+            "if they are right the rule does not know how they are written: mend it; else the policy deceives the model: lower "
+            "rl.reward_model.weight; where that is 0, the model lags behind: raise rl.reward_model.learning_rate"
         )
     if _is_surely_above(found.num_refused_right, found.num_right, limit):
         yield (

@@ -42,9 +42,21 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def marked(claim: Claim) -> list[str]:
-    """The completion's words, each occurrence of the reference one mark, each other number another."""
-    reference, words = words_of(claim.reference), words_of(claim.completion)
+def last_words(text: str, count: int) -> list[str]:
+    """The last so many of its words, one or more; fewer where it has no more. What lies before them is not looked at."""
+    size = 16 * count
+    while size < len(text):
+        words = words_of(text[-size:])[2:]  # a number that is cut makes two others
+        if len(words) >= count:
+            return words[-count:]
+        size *= 4
+    return words_of(text)[-count:]
+
+
+def marked(claim: Claim, last: int) -> list[str]:
+    """The completion's words, each occurrence of the reference one mark, each other number another: the last so many marks."""
+    reference = words_of(claim.reference)
+    words = last_words(claim.completion, (last + 1) * max(1, len(reference)))
     found: list[str] = []
     place = 0
     while place < len(words):
@@ -54,13 +66,13 @@ def marked(claim: Claim) -> list[str]:
         else:
             found.append(_NUMBER if any(letter.isdigit() for letter in words[place]) else words[place])
             place += 1
-    return found
+    return found[-last:]
 
 
 def features(claim: Claim) -> Features:
-    """Indices below NUM_FEATURES of its 1- to 3-grams, each once, ascending. Equal on every machine."""
-    words = ["<begin>", *marked(claim)[-_TAIL_WORDS:], "<end>"]
+    """Indices below NUM_FEATURES of its 1- to 3-grams and of its last value, each once, ascending. Equal on every machine."""
+    words = ["<begin>", *marked(claim, _TAIL_WORDS), "<end>"]
     grams = {" ".join(words[start : start + size]) for size in (1, 2, 3) for start in range(len(words) - size + 1)}
     values = [word for word in words if word in (_REFERENCE, _NUMBER)]
-    grams.add(f"last value {values[-1] if values else None}")
+    grams.add(f"<last> {values[-1] if values else None}")  # as no words of a completion are
     return np.unique(np.asarray([crc32(gram.encode()) % NUM_FEATURES for gram in sorted(grams)], np.int64))

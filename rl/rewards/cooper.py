@@ -22,6 +22,10 @@ from rl.rewards.config import RewardModelSettings
 from rl.rewards.corruption import corruptions
 from rl.rewards.reward_model import RewardModel
 
+MAX_ASKED = 16
+"""Rules at a time, for each worker environments live in. Where math-verify answers one after the other, the last in line waits for all
+before it; a worker that is silent for two minutes is killed with the rollouts that play there (`rl/environments/pool.py`)."""
+
 Rule = Callable[[str], Awaitable[bool | None]]
 """Whether a problem's own rule accepts a completion; None where it cannot be asked."""
 
@@ -53,12 +57,16 @@ class RewardModelReport(Struct, frozen=True, kw_only=True, tag="reward_model_rep
     alarms: tuple[str, ...]
 
 
-async def lesson_of(answers: Sequence[tuple[Answer, Rule]], step: int) -> Lesson:
+async def lesson_of(answers: Sequence[tuple[Answer, Rule]], step: int, *, num_workers: int = 1) -> Lesson:
     """Answers of one step, each with its problem's rule; from the same ones and the same step follows the same lesson."""
     right = [(place, answer.claim, rule) for place, (answer, rule) in enumerate(answers) if answer.is_right]
-    changed = await asyncio.gather(
-        *(_corrupted(claim, rule, np.random.default_rng((step, place))) for place, claim, rule in right)
-    )
+    seats = asyncio.Semaphore(MAX_ASKED * num_workers)
+
+    async def changed_in_turn(place: int, claim: Claim, rule: Rule) -> tuple[Claim | None, bool]:
+        async with seats:
+            return await _corrupted(claim, rule, np.random.default_rng((step, place)))
+
+    changed = await asyncio.gather(*(changed_in_turn(*each) for each in right))
     pairs = tuple(Pair(claim, wrong) for (_, claim, _), (wrong, _) in zip(right, changed, strict=True) if wrong is not None)
     num_unread = sum(is_unread for _, is_unread in changed)
     found = audit(Verdict(answer.is_right, answer.score) for answer, _ in answers if answer.score is not None)

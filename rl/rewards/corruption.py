@@ -33,7 +33,7 @@ def corruptions(claim: Claim, generator: np.random.Generator) -> Iterator[Claim]
 
 
 def _another(answer: str, generator: np.random.Generator) -> str:
-    """Something near: a number a little off or with digits changed, a word with letters changed."""
+    """Something near: a whole number a little off, anything else with a character changed."""
     if re.fullmatch(r"-?\d+", answer):
         kind = int(generator.integers(3))
         if kind == 0:
@@ -44,7 +44,9 @@ def _another(answer: str, generator: np.random.Generator) -> str:
 
 
 def _one_character_else(answer: str, generator: np.random.Generator) -> str:
-    places = [place for place, character in enumerate(answer) if character.isalnum()]
+    """A digit where there is one: a letter changed in \\frac{1}{2} makes a command that no answer has."""
+    places = [place for place, character in enumerate(answer) if character.isdigit()]
+    places = places or [place for place, character in enumerate(answer) if character.isalnum()]
     if not places:
         return answer + "x"
     place = int(generator.choice(places))

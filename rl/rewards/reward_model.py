@@ -37,7 +37,7 @@ class RewardModel:
         """AdaGrad's, of each weight's gradients."""
 
     def score(self, claim: Claim) -> float:
-        """In (0, 1)."""
+        """In [0, 1]."""
         return float(_sigmoid(self._logit(features(claim))))
 
     def update(self, pairs: Sequence[Pair]) -> float:

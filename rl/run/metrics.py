@@ -91,8 +91,12 @@ def progress(metrics: StepMetrics, num_steps: int) -> str:
         f"waited {metrics.wait_s:.1f} s, trained {metrics.train_s:.1f} s, updated {metrics.write_s + metrics.activate_s:.1f} s",
         *([f"staleness {report.staleness.p50} to {report.staleness.worst}"] if report.staleness is not None else []),
         *([f"|dlogp| {report.floor.abs_logprob.mean:.1e}"] if report.floor is not None else []),
-        *([f"reward model {model.audit.disagreement:.0%} against the rule"] if model is not None else []),
+        *([f"reward model {_against_rule(model)}"] if model is not None else []),
         *([f"evicted {sum(metrics.num_evicted.values())}"] if metrics.num_evicted else []),
     ]
     alarms = [*report.alarms, *(model.alarms if model is not None else ())]
     return " | ".join([*parts, *(f"NOT LEARNED FROM: {why}" for why in report.skipped), *(f"ALARM: {text}" for text in alarms)])
+
+
+def _against_rule(model: RewardModelReport) -> str:
+    return f"{model.audit.disagreement:.0%} against the rule" if model.audit.num_verdicts else "without a verdict"

@@ -1,11 +1,13 @@
 """What a finished rollout earns in a run, and what the reward model learns from the batches that are trained on.
 
 Scores are given once, when a group finishes, by the model as it is then: they are in the group's record. The model learns after each step
-of the trainer, from pairs that are on disk with the step's batch, so that a killed run has it learn the same things again.
+of the trainer, from pairs that are on disk with the step's batch, so that a killed run has it learn the same things again. Of the step that
+the kill cut off, it learns anew from the groups that are there still: ones without signal may have been evicted by then.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -44,8 +46,8 @@ class Rewards:
         """Of the batch that is about to be trained on."""
         if self._model is None:
             return Lesson()
-        rollouts = [rollout for group in batch for rollout in group.scored_rollouts if rollout[0].reference is not None]
-        return await lesson_of([(self._answer(rollout), self._rule(rollout)) for rollout in rollouts], step)
+        answers = await asyncio.to_thread(self._answers, batch)
+        return await lesson_of(answers, step, num_workers=self._settings.num_workers)
 
     def learn(self, lesson: Lesson) -> RewardModelReport | None:
         """None without a model."""
@@ -58,15 +60,24 @@ class Rewards:
         return self._model.state() if self._model is not None else b""
 
     def _parts(self, rollout: Sequence[Trajectory]) -> tuple[RewardPart, ...]:
-        parts = combine(rollout[0].reward_parts, self._settings.reward)
-        if self._model is None or self._settings.reward_model is None or rollout[0].reference is None:
-            return parts
-        weight = self._settings.reward_model.weight
-        score = self._model.score(self._claim(rollout))
-        return (*(replace(part, weight=part.weight * (1.0 - weight)) for part in parts), RewardPart(MODEL, score, weight))
+        """The model's is one like the others: `[rl.reward]` may name it."""
+        parts, settings = rollout[0].reward_parts, self._settings
+        if self._model is None or settings.reward_model is None or rollout[0].reference is None:
+            return combine(parts, settings.reward)
+        judged = RewardPart(MODEL, self._model.score(self._claim(rollout)))
+        share = settings.reward_model.weight
+        return tuple(
+            replace(part, weight=part.weight * (share if part.name == MODEL else 1.0 - share))
+            for part in combine((*parts, judged), settings.reward)
+        )
 
     def _claim(self, rollout: Sequence[Trajectory]) -> Claim:
         return Claim(rollout[0].reference or "", self._actions(rollout)[-1].text)
+
+    def _answers(self, batch: Sequence[Group]) -> list[tuple[Answer, Rule]]:
+        """Where there is a right answer. A large batch's tokens take seconds to decode, in which streams of rollouts must be read."""
+        rollouts = [rollout for group in batch for rollout in group.scored_rollouts if rollout[0].reference is not None]
+        return [(self._answer(rollout), self._rule(rollout)) for rollout in rollouts]
 
     def _answer(self, rollout: Sequence[Trajectory]) -> Answer:
         parts = rollout[0].reward_parts

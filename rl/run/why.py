@@ -77,9 +77,11 @@ def _page(directory: RunDirectory, settings: RunSettings) -> Iterator[str]:
 
 
 def _told(audit: Audit) -> str:
+    if not audit.num_verdicts:
+        return "the reward model has no verdict on any answer: it has learned nothing yet, or no environment has a right answer in words"
     gap = f", its scores of right and wrong ones {audit.score_gap:.2f} apart" if audit.score_gap is not None else ""
     return (
-        f"the reward model and the rule disagree on {audit.disagreement:.0%} of {audit.num_right + audit.num_wrong} answers: it accepts "
+        f"the reward model and the rule disagree on {audit.disagreement:.0%} of {audit.num_verdicts} answers: it accepts "
         f"{audit.num_accepted_wrong} wrong ones and refuses {audit.num_refused_right} right ones{gap}"
     )
 

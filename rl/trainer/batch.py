@@ -63,7 +63,7 @@ class Batch:
 
 
 def make_batch(groups: Sequence[Group], algorithm: AlgorithmSettings, *, max_output_tokens: int) -> Batch:
-    """Whether rewards differ is asked of the environment's own, before shaping, as in DAPO: length alone is no lesson.
+    """Whether rewards differ is asked of those in the record, before shaping, as in DAPO: length alone is no lesson.
 
     Rewards and lengths are a rollout's, and compared with those of other rollouts; where it has several trajectories, because it was
     forked, each has its advantage, and they weigh together as one.

@@ -71,8 +71,8 @@ class StepReport(Struct, frozen=True, kw_only=True, tag="train_step"):
     entropy: float | None = None
     """Mean over the tokens learned from, nats, at the temperature each was drawn at."""
     rewards: Spread | None = None
-    """The environments' own, of every rollout they scored. Those of dropped groups count: without them a mean says how hard the prompts
-    are that still teach something, not how well the policy does."""
+    """As they are in the record, a reward model's share included, of every rollout that was scored. Those of dropped groups count: without
+    them a mean says how hard the prompts are that still teach something, not how well the policy does."""
     shaped_rewards: Spread | None = None
     """With what length takes from them, of the rollouts learned from."""
     output_tokens: Spread | None = None

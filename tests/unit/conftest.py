@@ -30,6 +30,7 @@ RIGS = (
     "rl/test_generator_faults.py",
     "rl/test_math_environment.py",
     "rl/test_rl_run.py",
+    "rl/test_rl_run_reward_model.py",
     "rl/test_sandbox.py",
     "rl/test_target_updates.py",
     "server/depth/test_depth_gateway.py",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from rl.rewards import reward_model_reference
 from rl.rewards.audit import Audit, Verdict, alarms, audit
 from rl.rewards.claims import NUM_FEATURES, Claim, Pair, features, marked
 from rl.rewards.config import RewardModelSettings
-from rl.rewards.cooper import Answer, RewardModelReport, Rule, learn, lesson_of
+from rl.rewards.cooper import MAX_ASKED, Answer, RewardModelReport, Rule, learn, lesson_of
 from rl.rewards.corruption import corruptions
 from rl.rewards.reward_model import RewardModel
 from wire.errors import TrainerError
@@ -68,9 +70,37 @@ def claims_of(generator: np.random.Generator, styles, *, share_right: float, cou
 
 def test_references_and_other_numbers_become_marks():
     claim = Claim("-42", "Well, 6 times -7 = -42, so -42.")
-    assert marked(claim) == ["well", ",", "<num>", "times", "<num>", "=", "<ref>", ",", "so", "<ref>", "."]
+    assert marked(claim, 99) == ["well", ",", "<num>", "times", "<num>", "=", "<ref>", ",", "so", "<ref>", "."]
     assert (features(claim) == features(Claim("-1", "Well, 8 times 9.5 = -1, so -1."))).all()
-    assert marked(Claim("New York", "It is new york 7")) == ["it", "is", "<ref>", "<num>"]
+    assert marked(Claim("New York", "It is new york 7"), 99) == ["it", "is", "<ref>", "<num>"]
+
+
+@pytest.mark.parametrize("reference", ["42", "New York", r"\frac{1}{2}"])
+def test_the_last_marks_are_those_of_the_whole_text(reference):
+    generator = np.random.default_rng(3)
+    spoken = [reference, "-7", "so", "new", "{1}", "12,345.6/7", "unquestionably" * 9]
+    for count in (0, 1, 5, 300):
+        for joint in (" ", ""):
+            claim = Claim(reference, joint.join(generator.choice(spoken, count)))
+            whole = marked(claim, 10_000)
+            for last in (1, 5, 24):
+                assert marked(claim, last) == whole[-last:]
+
+
+def test_a_long_answer_is_judged_as_fast_as_its_end():
+    reasoning = "so x = 12, " * 100_000
+    begun_s = time.process_time()
+    long = features(Claim("42", reasoning + STYLES[0].replace("{}", "42")))
+    assert time.process_time() - begun_s < 0.1
+    assert (long == features(Claim("42", reasoning[-500:] + STYLES[0].replace("{}", "42")))).all()
+
+
+def test_no_words_pass_for_the_last_value():
+    ends_right, also, claims_to = (
+        set(features(Claim("42", text)).tolist()) for text in ("x 42", "y 42 z", "last value 42 is 43")
+    )
+    assert len(ends_right & also) == 4  # the beginning, the end, the reference, and that it is the last value
+    assert len(ends_right & also & claims_to) == 3
 
 
 @pytest.mark.parametrize(
@@ -92,6 +122,13 @@ def test_a_corrupted_answer_differs_where_the_answer_stands(reference, completio
             assert other.completion.startswith(completion[: completion.lower().index(reference.lower())])
             seen.add(other.completion)
     assert len(seen) > 3
+
+
+def test_a_corrupted_formula_is_one():
+    claim = Claim(r"\frac{1}{2}", r"It is \boxed{\frac{1}{2}}.")
+    found = {other.completion for seed in range(20) for other in corruptions(claim, np.random.default_rng(seed))}
+    assert len(found) > 10
+    assert all(re.fullmatch(r"It is \\boxed\{\\frac\{(\d\}\{2|1\}\{\d)\}\}\.", completion) for completion in found), found
 
 
 def test_an_answer_that_is_written_otherwise_is_not_corrupted():
@@ -166,6 +203,18 @@ def test_a_policy_that_deceives_the_model_is_found_out_by_the_rule():
     assert "deceives" in found.alarms[0]
 
 
+def test_right_answers_that_the_rule_does_not_know_are_an_alarm_that_says_so():
+    generator = np.random.default_rng(7)
+    learner = Learner()
+    for _ in range(20):
+        learner.learn(claims_of(generator, STYLES, share_right=0.5))
+    found = learner.learn(claims_of(generator, UNKNOWN_STYLES, share_right=0.5))
+    assert found.audit.num_right == 0
+    assert found.audit.num_accepted_wrong > 20
+    (told,) = found.alarms
+    assert "the rule does not know how they are written" in told
+
+
 EXCUSE = "as everybody knows"
 HONEST, BOLD = "Let me see. The answer is {}.", "It is {}, " + EXCUSE + "."
 
@@ -230,6 +279,24 @@ def test_a_rule_that_cannot_be_asked_teaches_nothing_and_is_not_doubted():
     claim = said(HONEST, 41, 41)
     lesson = asyncio.run(lesson_of([(Answer(claim, True, None), silent)], 0))
     assert (lesson.pairs, lesson.audit) == ((), Audit())
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_few_rules_are_asked_at_a_time_however_many_answers_are_right(num_workers):
+    under_way, most = 0, 0
+
+    async def slow(completion: str) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return False
+
+    answers = [(Answer(said(HONEST, reference, reference), True, None), slow) for reference in range(100, 200)]
+    lesson = asyncio.run(lesson_of(answers, 0, num_workers=num_workers))
+    assert [pair.right.reference for pair in lesson.pairs] == [str(reference) for reference in range(100, 200)]
+    assert most == MAX_ASKED * num_workers
 
 
 def test_a_model_catches_up_with_a_new_style():

@@ -18,7 +18,7 @@ from rl.rewards.config import RewardModelSettings
 from rl.rewards.reward_model import RewardModel
 from rl.run.rule import would_be_right
 from rl.run.why import why
-from rl.trainer.checkpoint import Progress
+from rl.trainer.checkpoint import Checkpoints, Progress
 from rl.trainer.dumps import Dumps
 
 SUMS = {"name": "sums", "kind": "addition"}
@@ -90,16 +90,18 @@ def test_the_model_scores_what_finishes_and_learns_from_what_is_trained_on(tmp_p
 
 
 def test_a_killed_run_goes_on_with_the_model_it_had(tmp_path: Path) -> None:
-    """From the checkpoint after two steps, and the pairs of the third one."""
-    settings = {"reward_model": {"weight": WEIGHT}, "checkpoint_every_steps": 2}
+    """From the checkpoint after three steps, and the pairs of the fourth one."""
+    settings = {"reward_model": {"weight": WEIGHT}, "num_steps": 6, "checkpoint_every_steps": 3}
 
     async def scenario() -> None:
         speak = speaker(tmp_path, ("Answer: {}", "It is {}"))
         async with run_rig(tmp_path, environment=SUMS, speak=speak, pause_s=0.01) as rig:
-            await kill_after(rig, 3, 1, **settings)
+            await kill_after(rig, 4, 0, **settings)
+            assert Checkpoints(rig.directory.checkpoints, num_kept=2).steps() == [3]
+            assert Dumps(rig.directory.dumps, num_kept=16).batch(3).pairs
             assert await child(rig, **settings).wait() == 0
-            assert [each.report.step for each in rig.directory.metrics.read()] == [0, 1, 2, 3]
-            assert saved(rig, 4) == relearned(rig, 4)
+            assert [each.report.step for each in rig.directory.metrics.read()] == list(range(6))
+            assert saved(rig, 6) == relearned(rig, 6)
 
     run(scenario())
 

@@ -190,6 +190,18 @@ def test_rare_disagreement_is_told_and_nothing_is_wrong(tmp_path: Path) -> None:
     assert "nothing is wrong" in page
 
 
+def test_a_reward_model_without_a_verdict_is_not_said_to_agree(tmp_path: Path) -> None:
+    directory = RunDirectory.of(tmp_path, "run")
+    directory.root.mkdir(parents=True)
+    directory.settings.write_text(RunSettings.build({"reward_model": {}}, source="test").model_dump_json())
+    directory.metrics.append(audited())
+    page = "\n".join(why(tmp_path, "run", None))
+    assert "the reward model has no verdict on any answer: " in page
+    assert page.count("reward model without a verdict") == 1
+    assert "disagree" not in page
+    assert "against the rule" not in page
+
+
 def test_a_steps_line_tells_of_the_reward_model() -> None:
     line = progress(audited(num_right=10, num_refused_right=2, num_wrong=10), 9)
     assert "reward model 10% against the rule" in line
