@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +28,19 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
     """Ask the kernel to terminate this process when its parent dies. Runs between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def leave_terminal() -> None:
+    """Give up the terminal, as a session of its own would. Runs between fork and exec.
+
+    With it, one process that reads or sets the terminal has the kernel stop its whole group, and nobody lets it go on.
+    """
+    with suppress(OSError):  # there is none, or it is closed
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        finally:
+            os.close(terminal)
 
 
 def child_environment(base: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
@@ -105,6 +121,7 @@ class Child:
 
         def before_exec() -> None:
             die_with_parent()
+            leave_terminal()
             if spec.is_bound and spec.cores:
                 os.sched_setaffinity(0, spec.cores)
             os.nice(spec.nice)

@@ -29,14 +29,19 @@ _STOP_MARGIN_S = 15.0
 
 
 class StopFlag:
-    """Set by SIGINT, SIGTERM or SIGHUP; everyone else only reads it."""
+    """Set by SIGINT, SIGTERM or SIGHUP; everyone else only reads it.
+
+    A SIGHUP that whoever started this process had it ignore, as nohup does, stays ignored.
+    """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
 
     def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._on_signal)
 
     def __call__(self) -> bool:
         return self.signal_number is not None
@@ -70,7 +75,11 @@ def _up_locked(config: SystemConfig, run_dir: RunDir, report: Report, stop: Stop
     tokens = make_tokens(os.environ)
     plan = make_plan(config, facts, tokens, target_dir=target_dir)
     write_run_files(plan, config, tokens)
-    ensure_draft(config, report)
+    try:
+        ensure_draft(config, report)
+    except LaunchError:
+        if not stop():  # the terminal's Ctrl-C ends the child that makes a draft, too
+            raise
     if stop():
         return 128 + (stop.signal_number or 0)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import http.server
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -158,6 +161,51 @@ def test_children_share_a_session_but_those_that_give_way_and_each_leads_a_group
     pids = [watched.child.pid for watched in supervisor.watched if watched.child]
     assert [os.getsid(pid) for pid in pids] == [os.getsid(0), os.getsid(0), pids[2]]
     assert [os.getpgid(pid) for pid in pids] == pids
+
+
+IN_A_TERMINAL = f"""
+import os, sys, time
+from pathlib import Path
+from launch.plan import ProcessSpec, Readiness, RestartPolicy
+from launch.supervise import Supervisor
+directory = Path(sys.argv[1])
+open("/dev/tty").close()
+spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", sys.argv[2]), env={{}}, cores=(), log_file=directory / "a.log",
+                   readiness=Readiness(kind="alive", deadline_s=60.0),
+                   restart=RestartPolicy(is_required=True, max_backoff_s=1.0), memory_note="")
+supervisor = Supervisor([spec], base_environment=os.environ, grace_s=0.5, engine_token="", report=print, should_stop=lambda: False)
+supervisor.start()
+until_s = time.monotonic() + {DEADLINE_S}
+while not (directory / "a.log").read_text().endswith("\\n") and time.monotonic() < until_s:
+    time.sleep(0.05)
+supervisor.stop()
+open("/dev/tty").close()
+"""
+READS_THE_TERMINAL = """
+import time
+try:
+    open("/dev/tty").readline()
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_has_no_terminal_to_be_stopped_by_and_its_supervisor_keeps_its_own(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path), READS_THE_TERMINAL],
+            stdin=theirs,
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0
+    assert (tmp_path / "a.log").read_text() == "No such device or address\n"
 
 
 def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:

