@@ -20,8 +20,11 @@ from launch.child import Child
 from launch.plan import ProcessSpec
 from launch.probe import http_status, is_closed
 from launch.rundir import LaunchError
+from launch.stages import stage
 
 _POLL_S = 0.2
+_TELL_EVERY_S = 30.0
+"""What an engine that starts does meanwhile."""
 _HEALTHY_AFTER_S = 60.0
 """A process that lived this long starts again at the shortest backoff."""
 _ALIVE_AFTER_S = 0.5
@@ -211,6 +214,7 @@ class Supervisor:
     def _await_ready(self, watched: Watched) -> None:
         child, readiness = watched.child, watched.spec.readiness
         assert child is not None
+        told_at_s = 0.0
         while not self._should_stop():
             if not child.is_running():
                 raise start_failure(watched.spec, ending(child.exit_code))
@@ -221,6 +225,9 @@ class Supervisor:
                     return
             elif http_status(readiness.url) == 200 and self._has_parts(watched.spec):
                 return
+            if watched.spec.role == "engine" and child.age_s - told_at_s > _TELL_EVERY_S:
+                told_at_s = child.age_s
+                self._report(f"{watched.spec.name} {stage(watched.spec.log_file)} ({child.age_s:.0f} s)")
             time.sleep(_POLL_S)
 
     def _has_parts(self, spec: ProcessSpec) -> bool:

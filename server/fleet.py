@@ -266,10 +266,13 @@ class Fleet:
             return ""
         return "no engine is ready: " + "; ".join(f"{engine.id}: {engine.why_not}" for engine in self.engines)
 
-    @property
-    def retry_after_s(self) -> int:
-        """When to try again. An engine that is merely kept from requests by its breaker may be let have some in a second."""
-        is_soon = any(engine.ready and engine.can_decode and not engine.is_draining for engine in self.engines)
+    def retry_after_s(self, lost: Collection[Engine] = ()) -> int:
+        """When to try again. An engine that is merely kept from requests by its breaker may be let have some in a second.
+
+        Those in `lost` have just failed somebody and may look ready still.
+        """
+        able = (engine for engine in self.engines if engine not in lost)
+        is_soon = any(engine.ready and engine.can_decode and not engine.is_draining for engine in able)
         return RETRY_AFTER_S if is_soon else START_RETRY_AFTER_S
 
 

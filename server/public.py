@@ -58,7 +58,7 @@ def _framework_app(fleet: Fleet, metrics_text: Callable[[], Awaitable[bytes]]) -
         """At least one engine is up with our parts verified."""
         reason = fleet.why_not_ready()
         if reason:
-            raise ApiError(503, reason, code="not_ready", retry_after_s=fleet.retry_after_s)
+            raise ApiError(503, reason, code="not_ready", retry_after_s=fleet.retry_after_s())
         return json_response({"status": "ready", "engines": [engine.id for engine in fleet.ready()]})
 
     @app.get("/metrics")

@@ -271,7 +271,7 @@ class Proxy:
 
     def _unavailable(self, excluded: set[Engine]) -> ApiError:
         reason = self._fleet.why_not_ready() or f"engines {sorted(engine.id for engine in excluded)} failed this request"
-        after_s = self._fleet.retry_after_s
+        after_s = self._fleet.retry_after_s(excluded)
         return ApiError(503, f"no engine can take the request: {reason}", code="no_engine_ready", retry_after_s=after_s)
 
 

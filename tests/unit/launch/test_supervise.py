@@ -208,6 +208,17 @@ def test_a_child_has_no_terminal_to_be_stopped_by_and_its_supervisor_keeps_its_o
     assert (tmp_path / "a.log").read_text() == "No such device or address\n"
 
 
+def test_a_long_start_tells_what_it_does_now_and_then(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "_TELL_EVERY_S", 0.1)
+    slow = Readiness(kind="http", url="http://127.0.0.1:9/", deadline_s=3.0)
+    supervisor = harness.supervisor(spec(tmp_path, f"print('Loading drafter model', flush=True); {SLEEP}", readiness=slow))
+    with pytest.raises(LaunchError):
+        supervisor.start()
+    assert sum(line.startswith("a loads the draft (") for line in harness.lines) > 3
+
+
 def test_a_dead_watchdog_stops_nothing(harness: Harness, tmp_path: Path) -> None:
     supervisor = harness.supervisor(spec(tmp_path, SLEEP))
     supervisor.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -34,6 +35,14 @@ def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     assert take_lock(path) is not None
+
+
+def test_who_asks_does_not_look_like_a_holder_to_who_else_asks(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    with path.open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not is_locked(path)
 
 
 def test_a_lock_without_its_directory_is_an_error(tmp_path: Path) -> None:
