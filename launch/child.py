@@ -1,16 +1,13 @@
-"""Child: one process of the plan, in a process group of its own, with its log file."""
+"""Child: one process of the plan, in a session and process group of its own, with its log file."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
-import termios
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,19 +25,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
     """Ask the kernel to terminate this process when its parent dies. Runs between fork and exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def leave_terminal() -> None:
-    """Give up the terminal, as a session of its own would. Runs between fork and exec.
-
-    With it, one process that reads or sets the terminal has the kernel stop its whole group, and nobody lets it go on.
-    """
-    with suppress(OSError):  # there is none, or it is closed
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(terminal, termios.TIOCNOTTY)
-        finally:
-            os.close(terminal)
 
 
 def child_environment(base: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
@@ -121,9 +105,11 @@ class Child:
 
         def before_exec() -> None:
             die_with_parent()
-            leave_terminal()
             if spec.is_bound and spec.cores:
                 os.sched_setaffinity(0, spec.cores)
+            # Of the process alone: an engine computes all the time, and where the kernel shares the machine between sessions
+            # (sched_autogroup, see sched(7)) a nice session beside it gets next to nothing. One session for all is no way either:
+            # in it whoever yields its time is passed over, by seconds where engines wait for one another.
             os.nice(spec.nice)
 
         return subprocess.Popen(
@@ -132,10 +118,6 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Where the kernel shares the machine between sessions (sched_autogroup, see sched(7)), processes of sessions of their
-            # own get equal parts, whatever each needs: an engine that starts beside two loaded ones takes minutes. What gives
-            # way has a session all the same: an engine's core spins, and beside it in one session a nice process gets next to nothing.
-            process_group=None if spec.nice else 0,
-            start_new_session=bool(spec.nice),
+            start_new_session=True,
             preexec_fn=before_exec,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from vllm.compilation import decorators
 from vllm.distributed import nixl_utils
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.v1.sample import rejection_sampler
 
@@ -25,10 +27,16 @@ MEND_TIED_HEAD = "mend:tied_lm_head"
 MEND_TOP_K = "mend:top_k_of_no_rows"
 MEND_NIXL = "mend:nixl_progress_thread"
 MEND_COMPILED = "mend:compiled_model_loads"
+MEND_WAITING = "mend:waiting_without_a_core"
 
 _load_compiled_function = torch.compiler.load_compiled_function
 _NIXL_PAUSE_US = 1000
 """Adds at most this to a transfer, which takes tens of milliseconds on a CPU."""
+_SPIN_S = 0.0005
+"""As long as the short calls of a step take: they are answered without a pause."""
+_PAUSE_S = 0.0005
+"""Adds at most this to a step, which takes tens of milliseconds on a CPU."""
+_WAIT_PARAMETERS = ["self", "timeout_ms"]
 _LOAD_PARAMETERS = ["model", "aot_compilation_path"]
 _EXPAND_PARAMETERS = ["x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"]
 
@@ -167,3 +175,29 @@ def mend_loading_of_compiled_models() -> None:
 
     load.is_mended = True  # type: ignore[attr-defined]
     decorators._try_load_aot_compiled_fn = load
+
+
+def mend_waiting_without_a_core() -> None:
+    """An engine's core and its worker take a whole core each while they wait for one another: they look for the answer, yield, and
+    look again, for a second after every answer. On a CPU that core is somebody's who computes.
+
+    Wraps vllm/distributed/device_communicators/shm_broadcast.py:SpinCondition.wait: but for the first half millisecond a reader sleeps
+    between two looks. Being woken by the writer, as after that second, is no way: wake-ups in quick succession get lost. Remove when
+    vLLM has an option for it, or waits so on a CPU by itself (tests/engine/test_mends.py shows it).
+    """
+    stock = SpinCondition.wait
+    if getattr(stock, "is_mended", False):
+        return
+    found = list(inspect.signature(stock).parameters)
+    if found != _WAIT_PARAMETERS:
+        raise RuntimeError(f"SpinCondition.wait takes {found}, the mend wraps {_WAIT_PARAMETERS}; see SEAMS.md")
+
+    @wraps(stock)
+    def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
+        if _SPIN_S < time.monotonic() - self.last_read <= self.busy_loop_s:
+            time.sleep(_PAUSE_S)
+        else:
+            stock(self, timeout_ms)
+
+    wait.is_mended = True  # type: ignore[attr-defined]
+    SpinCondition.wait = wait

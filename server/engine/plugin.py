@@ -13,11 +13,16 @@ WEIGHT_BACKEND = "paceline"
 
 
 def register() -> None:
-    """Register the weight-transfer engine and the depth utility."""
+    """Register the weight-transfer engine and the depth utility; on a CPU, mend what the engine's core needs, too."""
     require_pinned_vllm()
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+    from vllm.platforms import current_platform
 
     # The factory has no public query; registering a known name twice raises.
     if WEIGHT_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(WEIGHT_BACKEND, "server.engine.weights", "PacelineWeightEngine")
     depth.install()
+    if current_platform.is_cpu():
+        from server.engine import mends
+
+        mends.mend_waiting_without_a_core()

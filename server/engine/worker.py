@@ -156,7 +156,11 @@ class PacelineWorker(_Base):
         mends.mend_expand_batch_to_tokens()
         mends.mend_top_k_of_no_rows()
         mends.mend_loading_of_compiled_models()
-        in_force = [mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_COMPILED, mends.MEND_SEEDED, mends.MEND_TIED_HEAD]
+        mends.mend_waiting_without_a_core()
+        in_force = [
+            *(mends.MEND_EXPAND, mends.MEND_TOP_K, mends.MEND_COMPILED),
+            *(mends.MEND_WAITING, mends.MEND_SEEDED, mends.MEND_TIED_HEAD),
+        ]
         if self.vllm_config.kv_transfer_config is not None and nixl_utils.is_nixl_available():
             mends.mend_nixl_progress_thread()
             in_force.append(mends.MEND_NIXL)

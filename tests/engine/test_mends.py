@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from targets import greedy, make_moved
 from transformers import AutoModelForCausalLM
 from vllm.compilation import decorators
 from vllm.config import VllmConfig
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
 from server.engine import mends
+from server.engine.plugin import register
 
 PROMPT = "the distribution of what follows "
 
@@ -143,6 +148,27 @@ def test_what_the_cpu_compiled_is_loaded_with_the_mend_and_not_without(tmp_path:
     mends.mend_loading_of_compiled_models()
     loaded = decorators._try_load_aot_compiled_fn(model, file)
     assert loaded(torch.arange(4.0)).tolist() == [1.0, 3.0, 5.0, 7.0]
+
+
+def looks_a_pause(wait: Callable[[Any], None]) -> float:
+    """How often a reader that has waited for a while looks for its answer, in the time of one of the mend's pauses."""
+    started_at_s = time.monotonic()
+    reader = SimpleNamespace(is_reader=True, last_read=started_at_s - 2 * mends._SPIN_S, busy_loop_s=60.0)
+    looks = 0
+    while time.monotonic() < started_at_s + 0.2:
+        wait(reader)
+        looks += 1
+    return looks * mends._PAUSE_S / (time.monotonic() - started_at_s)
+
+
+def test_who_waits_for_an_answer_leaves_the_processor_to_others() -> None:
+    register()
+    assert looks_a_pause(SpinCondition.wait) <= 1.0
+
+
+def test_the_stock_wait_still_takes_a_whole_processor() -> None:
+    """When this fails, vLLM has mended it: remove the mend and this test."""
+    assert looks_a_pause(inspect.unwrap(SpinCondition.wait)) > 3.0
 
 
 def doubled_and_more(x: torch.Tensor) -> torch.Tensor:

@@ -436,6 +436,7 @@ def test_kv_events_are_what_the_gateway_reads() -> None:
 
 
 def test_the_mended_functions_are_the_ones_we_replace() -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -443,6 +444,9 @@ def test_the_mended_functions_are_the_ones_we_replace() -> None:
     assert parameters(stock) == parameters(mends.expand_batch_to_tokens)
     assert "gen.set_offset(gen.get_offset() - 4)" in inspect.getsource(GPUModelRunner)
     assert parameters(rejection_sampler.apply_top_k_top_p) == ["logits", "k", "p"]
+    assert parameters(SpinCondition.wait) == ["self", "timeout_ms"]
+    waiting = inspect.getsource(inspect.unwrap(SpinCondition.wait))
+    assert "current_time <= self.last_read + self.busy_loop_s" in waiting
 
 
 def test_the_serve_command_is_built_as_our_entry_builds_it() -> None:
