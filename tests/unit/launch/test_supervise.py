@@ -154,6 +154,34 @@ def test_a_nice_child_is_nice_and_its_session_is_not(harness: Harness, tmp_path:
         assert session.read_text().endswith("nice 0\n")
 
 
+IN_A_TERMINAL = f"""
+import os, sys, time
+from pathlib import Path
+from launch.plan import ProcessSpec, Readiness, RestartPolicy
+from launch.supervise import Supervisor
+directory = Path(sys.argv[1])
+open("/dev/tty").close()
+spec = ProcessSpec(name="a", role="engine", argv=(sys.executable, "-c", sys.argv[2]), env={{}}, cores=(), log_file=directory / "a.log",
+                   readiness=Readiness(kind="alive", deadline_s=60.0),
+                   restart=RestartPolicy(is_required=True, max_backoff_s=1.0), memory_note="")
+supervisor = Supervisor([spec], base_environment=os.environ, grace_s=0.5, engine_token="", report=print, should_stop=lambda: False)
+supervisor.start()
+until_s = time.monotonic() + {DEADLINE_S}
+while not (directory / "a.log").read_text().endswith("\\n") and time.monotonic() < until_s:
+    time.sleep(0.05)
+supervisor.stop()
+open("/dev/tty").close()
+"""
+READS_THE_TERMINAL = """
+import time
+try:
+    open("/dev/tty").readline()
+except OSError as error:
+    print(error.strerror, flush=True)
+time.sleep(60)
+"""
+
+
 def test_a_child_has_no_terminal_to_be_stopped_by_and_its_supervisor_keeps_its_own(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
